@@ -1,0 +1,67 @@
+"""What the control plane knows of a sample: numbers and where its tokens are, never the tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from schedulers.protocol import SampleId
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """A scored sample that lies in the store `store`. `reward` is None when invalid."""
+
+    sample: SampleId
+    attempt: int
+    store: str
+    n_tokens: int
+    n_policy_tokens: int
+    truncated: bool
+    reward: float | None
+    reason: str
+    domain: str
+    version_min: int
+    version_max: int
+    generation_s: float
+    reward_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A complete batch (or part of one): the receipts, sorted by sample id."""
+
+    step: int
+    receipts: tuple[Receipt, ...]
+
+    @property
+    def rewards_B(self) -> npt.NDArray[np.float32]:
+        """Shape [B], NaN where invalid."""
+        return np.asarray([np.nan if r.reward is None else r.reward for r in self.receipts], np.float32)
+
+    @property
+    def policy_tokens_B(self) -> npt.NDArray[np.int64]:
+        return np.asarray([r.n_policy_tokens for r in self.receipts], np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptsWanted:
+    """The scheduler asks for other prompts in the place of some that ended without training."""
+
+    step: int
+    count: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The scheduler gave the step up."""
+
+    reason: str
+
+
+Outcome = Cut | PromptsWanted | Stopped
+Receipts = Sequence[Receipt]
