@@ -95,6 +95,9 @@ class SingleTurn:
         return StepResult(terminated=True, truncated=response.finish_reason == "length")
 
 
+_NO_SAMPLE = SampleId(Visit("", 0), 0)
+
+
 @dataclass(frozen=True, slots=True)
 class ScoredView:
     """What a reward function sees of an ended response. Text is a view: nothing here is ever tokenised again.
@@ -106,7 +109,7 @@ class ScoredView:
     prompt: Prompt
     response_text: str
     finish_reason: str = "stop"
-    sample: SampleId = SampleId(Visit("", 0), 0)
+    sample: SampleId = _NO_SAMPLE
     attempt: int = 0
     info: Mapping[str, Any] = field(default_factory=dict)
 
@@ -125,6 +128,6 @@ class ScoredView:
 
 
 class RewardFunction(Protocol):
-    """Any plain function of a view. It may raise: the reward is then invalid, with the exception as reason."""
+    """Any plain function of a view. If it raises, the reward is invalid with the exception as reason."""
 
     def __call__(self, view: ScoredView, /) -> float | Reward: ...
