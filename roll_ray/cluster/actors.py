@@ -1,0 +1,180 @@
+"""Ray actors behind the typed `Actor` interface: made from plain classes, named, placed, supervised."""
+
+from __future__ import annotations
+
+import glob
+import inspect
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import ray
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    ActorUnschedulableError,
+    GetTimeoutError,
+    ObjectLostError,
+    RayActorError,
+    RayTaskError,
+)
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from roll_ray.actors import ActorUnavailable
+from roll_ray.errors import RollRayError, WorkerDiedError
+
+T = TypeVar("T")
+
+LOG_LINES = 12
+LOG_CHARACTERS_PER_LINE = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which process answers under a name; it changes when Ray restarts the actor."""
+
+    pid: int
+    node: str
+    worker_id: str
+
+
+class RayActor(Generic[T]):
+    """An `Actor` in a Ray worker process. Picklable: actors hold one another by it."""
+
+    def __init__(self, handle: Any, name: str) -> None:
+        self.handle, self.name = handle, name
+        self.last_identity: Identity | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.handle, self.name)
+
+    def __repr__(self) -> str:
+        return f"RayActor({self.name})"
+
+    async def call(self, method: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return await getattr(self.handle, method.__name__).remote(*args, **kwargs)
+        except Exception as error:
+            raise self._translated(error, method.__name__) from error
+
+    async def refer(self, method: Any, *args: Any) -> Any:
+        call = self.handle.referred.options(num_returns=2)
+        try:
+            reference, done = call.remote(method.__name__, *args)
+            await done
+        except Exception as error:
+            raise self._translated(error, method.__name__) from error
+        return reference
+
+    async def identity(self) -> Identity:
+        """Who answers now; kept, so that the log of a dead process can still be found."""
+        self.last_identity = await self.call(_Hosted.identity)
+        return self.last_identity  # type: ignore[return-value]
+
+    def _translated(self, error: Exception, method: str) -> Exception:
+        """The runtime's own error for a Ray error; what a method raised comes back as it was raised."""
+        if isinstance(error, RayTaskError):
+            cause = error.cause
+            return cause if isinstance(cause, RollRayError | ActorUnavailable) else error
+        if isinstance(error, ActorUnavailableError | GetTimeoutError):
+            return ActorUnavailable(self.name, f"{type(error).__name__} in {method}")
+        if isinstance(error, ActorDiedError | ActorUnschedulableError | RayActorError):
+            return WorkerDiedError(
+                f"{self.name} died during {method}",
+                why=last_log_lines(self.last_identity) or _first_line(error),
+                next_step="`roll-ray resume RUN_DIR` goes on from the last checkpoint",
+            )
+        if isinstance(error, ObjectLostError):
+            return ActorUnavailable(self.name, f"an object that {method} needed was lost: {_first_line(error)}")
+        return error
+
+
+class _Hosted:
+    """What every hosted class has beside its own methods."""
+
+    def identity(self) -> Identity:
+        context = ray.get_runtime_context()
+        return Identity(os.getpid(), context.get_node_id(), context.get_worker_id())
+
+    def referred(self, method: str, *args: Any) -> tuple[Any, None]:
+        """A result and, beside it, the news that it exists: the caller awaits the second alone."""
+        return getattr(self, method)(*args), None
+
+
+class _HostedAsync(_Hosted):
+    """The same for classes with coroutine methods (one of them makes the whole actor asynchronous)."""
+
+    async def referred(self, method: str, *args: Any) -> tuple[Any, None]:  # type: ignore[override]
+        result = getattr(self, method)(*args)
+        return (await result if inspect.isawaitable(result) else result), None
+
+
+def host(
+    cls: type[T],
+    *args: Any,
+    name: str,
+    seat: PlacementGroupSchedulingStrategy | NodeAffinitySchedulingStrategy | None = None,
+    resources: Mapping[str, float] | None = None,
+    env: Mapping[str, str] | None = None,
+    restarts: int = 0,
+    concurrency: int | None = None,
+) -> RayActor[T]:
+    """Start `cls(*args)` as an actor called `name`. `restarts` -1 means always; state is then lost each time."""
+    wanted = dict(resources or {})
+    options: dict[str, Any] = {
+        "name": name,
+        "num_cpus": wanted.pop("CPU", 0),
+        "num_gpus": wanted.pop("GPU", 0),
+        "resources": wanted or None,
+        "max_restarts": restarts,
+        "max_task_retries": 0,
+        "runtime_env": {"env_vars": dict(env)} if env else None,
+    }
+    if seat is not None:
+        options["scheduling_strategy"] = seat
+    if concurrency is not None:
+        options["max_concurrency"] = concurrency
+    is_async = any(inspect.iscoroutinefunction(m) for _, m in inspect.getmembers(cls))
+    beside = _HostedAsync if is_async else _Hosted
+    hosted = type(cls.__name__, (cls, beside), {"__module__": cls.__module__, "__doc__": cls.__doc__})
+    options = {key: value for key, value in options.items() if value is not None}
+    handle = ray.remote(hosted).options(**options).remote(*args)
+    return RayActor(handle, name)
+
+
+def kill(actor: Any) -> None:
+    """End an actor for good."""
+    ray.kill(actor.handle, no_restart=True)
+
+
+def here() -> NodeAffinitySchedulingStrategy:
+    """A seat on the driver's own node, for workers that ask for no device."""
+    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+
+
+def last_log_lines(identity: Identity | None) -> str:
+    """The last lines that a worker process wrote, or where to look when its log is on another node."""
+    if identity is None:
+        return ""
+    pattern = f"worker-{identity.worker_id}-*-{identity.pid}"
+    folder = Path(_session_folder()) / "logs"
+    lines: list[str] = []
+    for kind in ("out", "err"):
+        for path in glob.glob(str(folder / f"{pattern}.{kind}")):
+            lines += Path(path).read_text(errors="replace").splitlines()[-LOG_LINES:]
+    if lines:
+        return "its last log lines:\n    " + "\n    ".join(x[:LOG_CHARACTERS_PER_LINE] for x in lines[-LOG_LINES:])
+    return f"it left no log lines here; see {folder} on node {identity.node[:8]} (pid {identity.pid})"
+
+
+def _session_folder() -> str:
+    node = ray._private.worker._global_node
+    return str(node.get_session_dir_path()) if node is not None else "/tmp/ray/session_latest"
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
+

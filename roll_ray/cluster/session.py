@@ -1,0 +1,83 @@
+"""Connecting to Ray: the job's cluster, a named one, or a local one that lives as long as the run."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import ray
+from ray.exceptions import RaySystemError
+
+from roll_ray.errors import RollRayError
+from roll_ray.settings import RunSettings
+
+OBJECT_STORE_BYTES = 512 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A live connection. `resource` is what a device is called in this cluster: "GPU", "device" or "CPU"."""
+
+    resource: str
+    devices: int
+    local: bool
+    namespace: str
+
+
+@contextlib.contextmanager
+def session(settings: RunSettings, namespace: str) -> Iterator[Session]:
+    """Connect to Ray for one run; a cluster that this started is shut down at the end."""
+    address = settings.devices.ray_address or os.environ.get("RAY_ADDRESS")
+    local = address is None and not _inside_a_job()
+    devices = max((*settings.devices.rollout, *settings.devices.train), default=0) + 1
+    options: dict[str, object] = {"namespace": namespace, "log_to_driver": False, "logging_level": logging.ERROR}
+    if local:
+        options |= {
+            "include_dashboard": False,
+            "object_store_memory": OBJECT_STORE_BYTES,
+            "resources": {} if settings.devices.kind == "gpu" else {"device": devices},
+        }
+    else:
+        options["address"] = address or "auto"
+    try:
+        ray.init(**options)
+    except (ConnectionError, RaySystemError, RuntimeError) as error:
+        where = f"the Ray cluster at {address}" if address else "Ray"
+        raise RollRayError(
+            f"cannot connect to {where}",
+            why=str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__,
+            next_step="check that the cluster is up (`ray status`) and, with token authentication, that "
+            "RAY_AUTH_MODE and the token are the same here and there; unset RAY_ADDRESS for a local run",
+        ) from error
+    try:
+        resource = _device_resource(settings)
+        yield Session(resource, int(ray.cluster_resources().get(resource, 0)), local, namespace)
+    finally:
+        ray.shutdown()
+
+
+def node_ip() -> str:
+    return str(ray.util.get_node_ip_address())
+
+
+def free_port() -> int:
+    """A port that was free a moment ago on this node."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def _inside_a_job() -> bool:
+    """Whether a driver was started by `ray job submit`: Ray then hands it its job configuration."""
+    return "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
+
+
+def _device_resource(settings: RunSettings) -> str:
+    resources = ray.cluster_resources()
+    if settings.devices.kind == "gpu" or (settings.devices.kind == "auto" and resources.get("GPU", 0) >= 1):
+        return "GPU"
+    return "device" if "device" in resources else "CPU"

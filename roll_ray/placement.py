@@ -1,0 +1,86 @@
+"""Who sits where, from a hand-written mapping: bundles of whole devices, and the share of each role on them.
+
+A bundle reserves whole devices for the run. The k roles that live on a bundle declare 1/k of it each;
+who may compute at a time is decided by the controller's phases, never by the share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from roll_ray.devices import check_against, engines_of
+from roll_ray.errors import SettingsError
+from roll_ray.settings import RunSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """One worker's place: `bundle` of the placement group, the devices it computes on, its share of them."""
+
+    role: str
+    rank: int
+    bundle: int
+    devices: tuple[int, ...]
+    share: Fraction
+
+    @property
+    def name(self) -> str:
+        return f"{self.role}-{self.rank}"
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The bundles (how many devices each) and the seats on them."""
+
+    bundles: tuple[int, ...]
+    seats: tuple[Seat, ...]
+
+    def of(self, role: str) -> tuple[Seat, ...]:
+        return tuple(s for s in self.seats if s.role == role)
+
+    def table(self) -> list[tuple[str, str, str]]:
+        """Rows (worker, devices, share) for `plan` and the run's first lines."""
+        return [(s.name, ", ".join(map(str, s.devices)), str(s.share)) for s in self.seats]
+
+
+def place(settings: RunSettings) -> Placement:
+    """The placement that `settings.devices` describes. Raises SettingsError when it cannot be."""
+    degree = settings.engine.tensor_parallel
+    replayed = settings.replay is not None
+    rollout = () if replayed else settings.devices.rollout
+    try:
+        engines = engines_of(rollout, degree)
+    except ValueError as error:
+        raise SettingsError(
+            f"devices.rollout={list(rollout)} does not fit engine.tensor_parallel={degree}: {error}",
+            next_step=f"name a multiple of {degree} devices or lower engine.tensor_parallel",
+        ) from None
+    bundles = [frozenset(e) for e in engines]
+    left = [d for d in settings.devices.train if not any(d in b for b in bundles)]
+    bundles += [frozenset({d}) for d in left]
+
+    def bundle_of(device: int) -> int:
+        return next(i for i, b in enumerate(bundles) if device in b)
+
+    roles_on = [0] * len(bundles)
+    for engine in engines:
+        roles_on[bundle_of(engine[0])] += 1
+    for bundle in {bundle_of(d) for d in settings.devices.train}:
+        roles_on[bundle] += 1
+
+    def seat(role: str, rank: int, devices: tuple[int, ...]) -> Seat:
+        bundle = bundle_of(devices[0])
+        return Seat(role, rank, bundle, devices, Fraction(1, roles_on[bundle]))
+
+    seats = [seat("rollout", rank, devices) for rank, devices in enumerate(engines)]
+    seats += [seat("actor-train", rank, (device,)) for rank, device in enumerate(settings.devices.train)]
+    return Placement(tuple(len(b) for b in bundles), tuple(seats))
+
+
+def missing_devices(settings: RunSettings, available: int) -> list[str]:
+    """A sentence for each list that names a device which the cluster does not have."""
+    lists = {"devices.rollout": settings.devices.rollout, "devices.train": settings.devices.train}
+    if settings.replay is not None:
+        del lists["devices.rollout"]
+    return [s for name, devices in lists.items() if (s := check_against(devices, available, name))]
