@@ -19,7 +19,7 @@ def parse_devices(value: Any) -> tuple[int, ...]:
     elif isinstance(value, str):
         devices = _parse_text(value.strip())
     elif isinstance(value, Sequence):
-        devices = tuple(d for item in value for d in (_parse_text(item) if isinstance(item, str) else (int(item),)))
+        devices = tuple(d for item in value for d in _parse_item(item))
     else:
         raise ValueError(f"devices: cannot read {value!r}; write [0,1,2,3], 0-3 or list(range(0,4))")
     if not devices:
@@ -48,6 +48,14 @@ def engines_of(devices: Sequence[int], tensor_parallel: int) -> list[tuple[int, 
     if len(devices) % tensor_parallel:
         raise ValueError(f"{len(devices)} is not a multiple of {tensor_parallel}")
     return [tuple(devices[i : i + tensor_parallel]) for i in range(0, len(devices), tensor_parallel)]
+
+
+def _parse_item(item: Any) -> tuple[int, ...]:
+    if isinstance(item, str):
+        return _parse_text(item)
+    if isinstance(item, int) and not isinstance(item, bool):
+        return (item,)
+    raise ValueError(f"devices: {item!r} is not a device number")
 
 
 def _parse_text(text: str) -> tuple[int, ...]:

@@ -22,18 +22,29 @@ Devices = Annotated[tuple[int, ...], BeforeValidator(parse_devices)]
 class StrictModel(BaseModel):
     """Unknown keys are errors; `settings_io` adds the nearest known name to them."""
 
-    model_config = ConfigDict(extra="forbid", validate_default=True)
+    model_config = ConfigDict(extra="forbid", validate_default=True, allow_inf_nan=False)
 
 
 class SamplingSettings(StrictModel):
     """How responses are drawn."""
 
     temperature: float = Field(1.0, ge=0, description="Softmax temperature; 0 is greedy (evaluation only).")
-    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus mass. Refused with ratio-based losses unless 1.")
-    top_k: int = Field(0, ge=0, description="Keep the k likeliest tokens, 0: all. Refused with ratio-based losses unless 0.")
-    min_p: float = Field(0.0, ge=0, le=1, description="Drop tokens below this share of the likeliest. Refused with ratio-based losses unless 0.")
+    top_p: float = Field(
+        1.0, gt=0, le=1, description="Nucleus mass. Refused with ratio-based losses unless 1."
+    )
+    top_k: int = Field(
+        0, ge=0, description="Keep the k likeliest tokens, 0: all. Refused with ratio-based losses unless 0."
+    )
+    min_p: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Drop tokens below this share of the likeliest. Refused with ratio-based losses unless 0.",
+    )
     max_new_tokens: int = Field(64, gt=0, description="Token limit of one response.")
-    stop_token_ids: list[int] = Field(default_factory=list, description="Token ids that end a response, beside the end token.")
+    stop_token_ids: list[int] = Field(
+        default_factory=list, description="Token ids that end a response, beside the end token."
+    )
 
     def distribution(self) -> SamplingDistribution:
         return SamplingDistribution(self.temperature, self.top_k, self.top_p, self.min_p)
@@ -42,83 +53,153 @@ class SamplingSettings(StrictModel):
 class EvaluationSettings(StrictModel):
     """Held-out evaluation: its own data, its own sampling, a recorded weight version."""
 
-    data: str | None = Field(None, description="Evaluation data: a file, folder or hub name; recipes with a task of their own hold out prompts instead.")
-    every_steps: int = Field(25, ge=0, description="Evaluate every so many steps, before the first and after the last; 0: never.")
+    data: str | None = Field(
+        None,
+        description="Evaluation data: a file, folder or hub name; recipes with a task of their own hold out "
+        "prompts instead.",
+    )
+    every_steps: int = Field(
+        25, ge=0, description="Evaluate every so many steps, before the first and after the last; 0: never."
+    )
     max_prompts: int = Field(400, gt=0, description="Use at most so many held-out prompts.")
-    sampling: SamplingSettings = Field(default_factory=lambda: SamplingSettings(temperature=0.0), description="Sampling of evaluation; greedy unless said.")
+    sampling: SamplingSettings = Field(
+        default_factory=lambda: SamplingSettings(temperature=0.0),
+        description="Sampling of evaluation; greedy unless said.",
+    )
 
 
 class EngineSettings(StrictModel):
     """Rollout engines (vLLM)."""
 
     tensor_parallel: int = Field(1, gt=0, description="Devices per engine.")
-    max_model_len: int | None = Field(None, gt=0, description="Context of the engine in tokens; default: what the model allows.")
+    max_model_len: int | None = Field(
+        None, gt=0, description="Context of the engine in tokens; default: what the model allows."
+    )
     max_running_requests: int = Field(256, gt=0, description="Requests that one engine runs at once.")
-    kv_cache_mb: int = Field(64, gt=0, description="KV cache of one engine in MiB (CPU; on GPU see gpu_memory_utilization).")
-    gpu_memory_utilization: float = Field(0.5, gt=0, le=1, description="Share of a GPU's memory that an engine may take.")
+    kv_cache_mb: int = Field(
+        64, gt=0, description="KV cache of one engine in MiB (CPU; on GPU see gpu_memory_utilization)."
+    )
+    gpu_memory_utilization: float = Field(
+        0.5, gt=0, le=1, description="Share of a GPU's memory that an engine may take."
+    )
     enforce_eager: bool = Field(True, description="Run vLLM without compilation and CUDA graphs.")
-    update_mode: Literal["keep", "abort"] = Field("keep", description="What a weight update does with requests in flight: they go on under the new version (keep), or are re-submitted with their prefix (abort).")
+    update_mode: Literal["keep", "abort"] = Field(
+        "keep",
+        description="What a weight update does with requests in flight: they go on under the new version (keep), "
+        "or are re-submitted with their prefix (abort).",
+    )
 
 
 class DeviceSettings(StrictModel):
     """Who sits where. A device is a GPU, or on a CPU machine a slot of the Ray resource `device`."""
 
     rollout: Devices = Field((0, 1), description="Devices of the rollout engines.")
-    train: Devices = Field((0, 1), description="Devices of the policy trainer; may be the rollout's (colocated, in turns).")
+    train: Devices = Field(
+        (0, 1), description="Devices of the policy trainer; may be the rollout's (colocated, in turns)."
+    )
     kind: Literal["auto", "cpu", "gpu"] = Field("auto", description="cpu, gpu, or what the machine has.")
-    threads_per_device: int = Field(1, gt=0, description="CPU threads of a worker per device slot (CPU machines).")
-    ray_address: str | None = Field(None, description="Address of a running Ray cluster; default: the job's cluster, else a local one is started.")
+    threads_per_device: int = Field(
+        1, gt=0, description="CPU threads of a worker per device slot (CPU machines)."
+    )
+    ray_address: str | None = Field(
+        None,
+        description="Address of a running Ray cluster; default: the job's cluster, else a local one is started.",
+    )
 
 
 class RunSettings(StrictModel):
     """What every recipe understands. Recipes derive from it and may add their own fields."""
 
     model: str = Field(..., description="Hugging Face causal language model: a folder or a hub name.")
-    data: str | None = Field(None, description="Training data: JSONL, Parquet, a folder of them or a hub name; a recipe may make its own.")
+    data: str | None = Field(
+        None,
+        description="Training data: JSONL, Parquet, a folder of them or a hub name; a recipe may make its own.",
+    )
     max_prompt_tokens: int = Field(512, gt=0, description="Prompts longer than this are dropped and counted.")
 
     prompts_per_step: int = Field(8, gt=0, description="P: prompts in the batch of one step.")
     samples_per_prompt: int = Field(8, gt=0, description="R: responses of each prompt.")
-    optimizer_steps_per_batch: int = Field(1, gt=0, description="The batch is cut into so many mini-batches of whole prompts, each closed by its own optimizer step.")
-    tokens_per_device: int = Field(4096, gt=0, description="The memory knob: at most so many tokens in one micro-batch of one device.")
+    optimizer_steps_per_batch: int = Field(
+        1,
+        gt=0,
+        description="The batch is cut into so many mini-batches of whole prompts, each closed by its own "
+        "optimizer step.",
+    )
+    tokens_per_device: int = Field(
+        4096, gt=0, description="The memory knob: at most so many tokens in one micro-batch of one device."
+    )
     max_steps: int = Field(300, gt=0, description="Training steps of the run.")
 
     adv_estimator: Literal["grpo"] = Field("grpo", description="Advantage estimator.")
     advantage_eps: float = Field(1e-6, gt=0, description="Added to the standard deviation of a group.")
     loss: Literal["ppo"] = Field("ppo", description="Policy loss: PPO clip (1707.06347).")
     clip_low: float = Field(0.2, gt=0, lt=1, description="PPO: the ratio is clipped below at 1 - clip_low.")
-    clip_high: float = Field(0.2, gt=0, description="PPO: the ratio is clipped above at 1 + clip_high (0.28: DAPO's clip-higher).")
-    dual_clip: float | None = Field(None, gt=1, description="Dual clip constant c for negative advantages (1912.09729); none: off.")
-    aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum"] = Field("token_mean", description="How per-token losses become one number.")
-    kl_coefficient: float = Field(0.0, ge=0, description="Weight of the k3 KL against the reference model in the loss; 0: no reference is kept.")
-    proximal: Literal["trainer", "engine"] = Field("trainer", description="Where the ratio's old log-probabilities come from: the trainer at the start of the step, or the engine that sampled.")
+    clip_high: float = Field(
+        0.2, gt=0, description="PPO: the ratio is clipped above at 1 + clip_high (0.28: DAPO's clip-higher)."
+    )
+    dual_clip: float | None = Field(
+        None, gt=1, description="Dual clip constant c for negative advantages (1912.09729); none: off."
+    )
+    aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum"] = Field(
+        "token_mean", description="How per-token losses become one number."
+    )
+    kl_coefficient: float = Field(
+        0.0,
+        ge=0,
+        description="Weight of the k3 KL against the reference model in the loss; 0: no reference is kept.",
+    )
+    proximal: Literal["trainer", "engine"] = Field(
+        "trainer",
+        description="Where the ratio's old log-probabilities come from: the trainer at the start of the step, "
+        "or the engine that sampled.",
+    )
 
     learning_rate: float = Field(1e-6, ge=0, description="AdamW learning rate.")
     warmup_steps: int = Field(0, ge=0, description="Linear warm-up over so many optimizer steps.")
-    lr_schedule: Literal["constant", "linear"] = Field("constant", description="After warm-up: constant, or linear decay to 0 at the end of the run.")
+    lr_schedule: Literal["constant", "linear"] = Field(
+        "constant", description="After warm-up: constant, or linear decay to 0 at the end of the run."
+    )
     weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay.")
     max_grad_norm: float = Field(1.0, gt=0, description="Gradients are clipped to this norm.")
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="Dtype of the engine's weights and of the trainer's forward pass; master weights are float32.")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32",
+        description="Dtype of the engine's weights and of the trainer's forward pass; master weights are float32.",
+    )
     trainer: Literal["fsdp2"] = Field("fsdp2", description="Trainer backend.")
 
     scheduler: Literal["synchronous"] = Field("synchronous", description="Rollout scheduler.")
-    sampling: SamplingSettings = Field(default_factory=SamplingSettings, description="Sampling of training rollouts.")
-    evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings, description="Held-out evaluation.")
+    sampling: SamplingSettings = Field(
+        default_factory=SamplingSettings, description="Sampling of training rollouts."
+    )
+    evaluation: EvaluationSettings = Field(
+        default_factory=EvaluationSettings, description="Held-out evaluation."
+    )
     engine: EngineSettings = Field(default_factory=EngineSettings, description="Rollout engines.")
     devices: DeviceSettings = Field(default_factory=DeviceSettings, description="Device mapping.")
     reward_workers: int = Field(1, gt=0, description="Reward worker processes.")
     episode_runners: int = Field(1, gt=0, description="Episode runner processes.")
-    episode_timeout_s: float = Field(600.0, gt=0, description="An attempt that takes longer fails and is launched again.")
+    episode_timeout_s: float = Field(
+        600.0, gt=0, description="An attempt that takes longer fails and is launched again."
+    )
 
     seed: int = Field(0, ge=0, description="Seeds data order, sampling and the trainer.")
-    deterministic: bool = Field(False, description="Seed every request and order everything by id; slower. See the docs for what it gives.")
-    run_name: str | None = Field(None, description="Name of the run; default: the recipe's name and the time.")
+    deterministic: bool = Field(
+        False,
+        description="Seed every request and order everything by id; slower. See the docs for what it gives.",
+    )
+    run_name: str | None = Field(
+        None, description="Name of the run; default: the recipe's name and the time."
+    )
     run_dir: Path | None = Field(None, description="Where the run is written; default: runs/<run_name>.")
     resume: bool = Field(False, description="Go on from the last checkpoint of this run if there is one.")
-    checkpoint_every_steps: int = Field(25, ge=0, description="Checkpoint interval; 0: only at the end and on Ctrl-C.")
+    checkpoint_every_steps: int = Field(
+        25, ge=0, description="Checkpoint interval; 0: only at the end and on Ctrl-C."
+    )
     keep_checkpoints: int = Field(2, gt=0, description="How many checkpoints are kept.")
     record: Path | None = Field(None, description="Record every batch into this folder.")
-    replay: Path | None = Field(None, description="Train from batches recorded in this folder, without engines.")
+    replay: Path | None = Field(
+        None, description="Train from batches recorded in this folder, without engines."
+    )
 
     @property
     def samples_per_step(self) -> int:
@@ -145,10 +226,15 @@ class RunSettings(StrictModel):
                 "trainer cannot replay under truncation: set sampling.top_p=1, sampling.top_k=0, sampling.min_p=0"
             )
         if self.sampling.temperature == 0:
-            found.append("sampling.temperature=0 gives equal responses and no signal: set it above 0, for example 1")
+            found.append(
+                "sampling.temperature=0 gives equal responses and no signal: set it above 0, for example 1"
+            )
         if self.record is not None and self.replay is not None:
             found.append("record and replay are both set: a replayed run has nothing new to record; drop one")
-        if self.engine.max_model_len is not None and self.engine.max_model_len <= self.sampling.max_new_tokens:
+        if (
+            self.engine.max_model_len is not None
+            and self.engine.max_model_len <= self.sampling.max_new_tokens
+        ):
             found.append(
                 f"engine.max_model_len={self.engine.max_model_len} leaves no room for a prompt before "
                 f"sampling.max_new_tokens={self.sampling.max_new_tokens}"

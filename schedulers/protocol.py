@@ -24,7 +24,7 @@ class SampleId(NamedTuple):
     """One of the R responses of a visit. Sorts by prompt, visit, index."""
 
     visit: Visit
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody asks of an id
 
 
 # --- events -------------------------------------------------------------------------------------
