@@ -248,6 +248,9 @@ class Scheduler(Protocol):
     def state(self) -> dict[str, Any]:
         """Plain data (JSON types) that `restore` understands; goes into the checkpoint."""
 
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Become exactly the scheduler that gave `state`; nothing is launched. Replay starts from it."""
+
     def restore(self, state: Mapping[str, Any]) -> list[Action]:
         """Take over a state and launch again, as the next attempt, what was open in it."""
 

@@ -1,0 +1,147 @@
+"""Least-loaded routing of requests to rollout engines, in O(log engines) for each decision.
+
+Invariant. A request is held by at most one engine, and an engine's load is the sum of the tokens that its
+requests may still need. A fenced or absent engine gets no request: one that is down, whose weight version
+is behind, or whose last weight update was refused.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+Request = TypeVar("Request", bound=Hashable)
+
+
+@dataclass(slots=True)
+class _Engine(Generic[Request]):
+    up: bool = True
+    version: int = 0
+    refused: str = ""
+    load_tokens: int = 0
+    requests: dict[Request, int] = field(default_factory=dict)
+    stamp: int = 0  # entries of the heap with another stamp are out of date
+
+
+class Router(Generic[Request]):
+    """Places requests on the engine with the fewest outstanding tokens; ties go to the first by name.
+
+    The heap is lazy: each change of an engine's load pushes a new entry, and entries that no longer match
+    their engine are dropped when they surface.
+    """
+
+    def __init__(self) -> None:
+        self._engines: dict[str, _Engine[Request]] = {}
+        self._heap: list[tuple[int, int, str, int]] = []
+        self._where: dict[Request, str] = {}
+        self.required_version: int | None = None
+
+    # --- engines ---------------------------------------------------------------------------------
+
+    def engine_up(self, engine: str, version: int) -> None:
+        """The engine answers and holds weights `version`."""
+        entry = self._engines.setdefault(engine, _Engine())
+        entry.up, entry.version, entry.refused = True, version, ""
+        self._push(engine)
+
+    def engine_down(self, engine: str) -> list[Request]:
+        """The engine is gone; returns the requests that it held, which are placed nowhere now."""
+        entry = self._engines.setdefault(engine, _Engine(up=False))
+        held = list(entry.requests)
+        entry.up, entry.load_tokens = False, 0
+        entry.requests.clear()
+        entry.stamp += 1
+        for request in held:
+            del self._where[request]
+        return held
+
+    def refuse(self, engine: str, reason: str) -> None:
+        """Fence an engine whose weight update was not committed, until it is up with a newer version."""
+        entry = self._engines.setdefault(engine, _Engine(up=False))
+        entry.refused = reason
+        entry.stamp += 1
+
+    def require(self, version: int) -> None:
+        """Fence every engine whose weights are older than `version`."""
+        self.required_version = version
+
+    def fence(self, engine: str) -> str:
+        """Why the engine gets nothing; empty when it may."""
+        entry = self._engines.get(engine)
+        if entry is None or not entry.up:
+            return "down"
+        if entry.refused:
+            return f"its weight update was refused: {entry.refused}"
+        if self.required_version is not None and entry.version < self.required_version:
+            return f"its weights are of version {entry.version}, {self.required_version} is required"
+        return ""
+
+    # --- requests --------------------------------------------------------------------------------
+
+    def place(self, request: Request, n_tokens: int) -> str | None:
+        """The engine for a request that may need `n_tokens` more, or None when every engine is fenced.
+
+        Raises ValueError for a request that is placed already.
+        """
+        if request in self._where:
+            raise ValueError(f"request {request!r} is placed on {self._where[request]} already")
+        engine = self._lightest()
+        if engine is None:
+            return None
+        entry = self._engines[engine]
+        entry.requests[request] = n_tokens
+        entry.load_tokens += n_tokens
+        self._where[request] = engine
+        self._push(engine)
+        return engine
+
+    def done(self, request: Request) -> str | None:
+        """The request ended; returns the engine that held it, None when none did (a late answer)."""
+        engine = self._where.pop(request, None)
+        if engine is None:
+            return None
+        entry = self._engines[engine]
+        entry.load_tokens -= entry.requests.pop(request)
+        self._push(engine)
+        return engine
+
+    def where(self, request: Request) -> str | None:
+        return self._where.get(request)
+
+    def held(self, engine: str) -> int:
+        """How many requests the engine holds."""
+        entry = self._engines.get(engine)
+        return len(entry.requests) if entry else 0
+
+    def open_engines(self) -> list[str]:
+        """Engines that may get requests, by name."""
+        return sorted(name for name in self._engines if not self.fence(name))
+
+    def load(self) -> dict[str, tuple[int, int]]:
+        """Requests and outstanding tokens of each engine."""
+        return {name: (len(e.requests), e.load_tokens) for name, e in self._engines.items()}
+
+    def _push(self, engine: str) -> None:
+        entry = self._engines[engine]
+        entry.stamp += 1
+        heapq.heappush(self._heap, (entry.load_tokens, len(entry.requests), engine, entry.stamp))
+
+    def _lightest(self) -> str | None:
+        fenced: list[tuple[int, int, str, int]] = []
+        found = None
+        while self._heap:
+            top = self._heap[0]
+            entry = self._engines[top[2]]
+            if top[3] != entry.stamp:
+                heapq.heappop(self._heap)
+                continue
+            if self.fence(top[2]):
+                fenced.append(heapq.heappop(self._heap))  # it may be open again later
+                continue
+            found = top[2]
+            break
+        for item in fenced:
+            heapq.heappush(self._heap, item)
+        return found

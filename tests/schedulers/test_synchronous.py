@@ -1,0 +1,317 @@
+"""Synchronous keeps its invariant under any order of events, duplicates, losses, crashes and resumes."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schedulers.events_log import from_record, to_record
+from schedulers.protocol import (
+    Abort,
+    Aborted,
+    Action,
+    BatchTrained,
+    CutBatch,
+    Event,
+    Failed,
+    Generated,
+    Launch,
+    PromptsOffered,
+    RequestPrompts,
+    SampleId,
+    Scored,
+    Started,
+    Stop,
+    Visit,
+)
+from schedulers.synchronous import Synchronous
+
+
+def offer(step: int, prompts: list[str], starts_step: bool = True, number: int = 0) -> PromptsOffered:
+    visits = tuple(Visit(p, number) for p in prompts)
+    return PromptsOffered(0.0, step, visits, ("d",) * len(visits), starts_step)
+
+
+class World:
+    """Carries the actions out at random and checks, after each one, what Synchronous promises."""
+
+    def __init__(self, seed: int, p: int, r: int, fault: float) -> None:
+        self.random, self.p, self.r, self.fault = Random(seed), p, r, fault
+        self.scheduler = Synchronous(p, r)
+        self.log: list[Any] = []  # events and state-changing calls, as JSON text
+        self.actions_seen: list[Action] = []
+        self.running: list[tuple[SampleId, int]] = []
+        self.closed_results: list[Event] = []  # results to deliver again, late
+        self.attempts: dict[SampleId, int] = {}
+        self.good: dict[SampleId, int] = {}  # validly scored: attempt
+        self.ended: Counter[Visit] = Counter()
+        self.open: set[Visit] = set()
+        self.wanted = 0
+        self.cut: CutBatch | None = None
+        self.stopped = False
+        self.visits_made = 0
+        self.trained: set[SampleId] = set()
+
+    # -- what happens --
+
+    def tell(self, *events: Event) -> None:
+        self.log += [json.dumps(["event", to_record(e)]) for e in events]
+        self.take(self.scheduler.handle(events))
+
+    def crash(self) -> None:
+        """A new object takes over the state, after a trip through JSON."""
+        state = json.loads(json.dumps(self.scheduler.state()))
+        self.log.append(json.dumps(["restore", state]))
+        self.closed_results += [Scored(0.0, s, a, 1.0) for s, a in self.running]
+        self.running, self.wanted, self.cut = [], 0, None
+        self.scheduler = Synchronous(self.p, self.r)
+        self.take(self.scheduler.restore(state))
+
+    def begin(self, step: int) -> None:
+        names = [f"p{self.visits_made + i}" for i in range(self.p)]
+        self.visits_made += self.p
+        event = offer(step, names)
+        self.open |= set(event.visits)
+        self.tell(event)
+
+    def replace(self, step: int) -> None:
+        count = self.random.randint(1, self.wanted)
+        self.wanted -= count
+        event = offer(step, [f"p{self.visits_made + i}" for i in range(count)], starts_step=False)
+        self.visits_made += count
+        self.open |= set(event.visits)
+        self.tell(event)
+
+    def result(self) -> None:
+        sample, attempt = self.running.pop(self.random.randrange(len(self.running)))
+        n = self.random.randint(0, 9)
+        self.tell(Started(0.0, sample, attempt, 0))
+        if self.random.random() < self.fault:
+            bad: list[Event] = [
+                Failed(0.0, sample, attempt, "died"),
+                Scored(0.0, sample, attempt, None, "verifier"),
+                Scored(0.0, sample, attempt, float("nan")),
+                Aborted(0.0, sample, attempt, n),
+            ]
+            event = self.random.choice(bad)
+        else:
+            event = Scored(0.0, sample, attempt, self.random.random())
+            self.good[sample] = attempt
+        self.closed_results.append(event)
+        self.tell(Generated(0.0, sample, attempt, n, "stop"), event)
+
+    def late_duplicate(self) -> None:
+        """A result that is no longer waited for changes nothing and gives no action."""
+        event = self.random.choice(self.closed_results)
+        current = self.attempts.get(event.sample) == event.attempt and event.sample.visit in self.open
+        if current and not isinstance(event, Scored):
+            return  # a failure of the highest attempt is news, not a duplicate
+        if current and event.sample not in self.good:
+            return
+        before = len(self.actions_seen)
+        self.tell(event)
+        assert len(self.actions_seen) == before
+
+    def lose(self) -> None:
+        """A store dies: a scored sample's tokens are gone."""
+        sample = self.random.choice(sorted(self.good))
+        attempt = self.good.pop(sample)
+        self.cut = None
+        self.tell(Failed(0.0, sample, attempt, "store lost"))
+
+    # -- what the scheduler said --
+
+    def take(self, actions: list[Action]) -> None:
+        for action in actions:
+            self.actions_seen.append(action)
+            match action:
+                case Launch(visit, indices, attempt):
+                    assert visit in self.open, "launch of a closed visit"
+                    for i in indices:
+                        sample = SampleId(visit, i)
+                        assert attempt > self.attempts.get(sample, -1), "attempts must rise"
+                        assert sample not in self.good, "launch of a scored sample"
+                        self.attempts[sample] = attempt
+                        self.running.append((sample, attempt))
+                case Abort(samples):
+                    (visit,) = {s.visit for s in samples}
+                    self.end(visit)
+                case RequestPrompts(_, count, reason):
+                    assert reason
+                    self.wanted += count
+                    self.forget_ended()
+                case CutBatch(_, samples):
+                    assert self.cut is None, "cut twice"
+                    assert len(samples) == self.p * self.r == len(set(samples))
+                    assert list(samples) == sorted(samples)
+                    assert all(self.good.get(s) == self.attempts[s] for s in samples)
+                    assert not set(samples) & self.trained, "trained twice"
+                    self.cut = action
+                case Stop(reason):
+                    assert reason
+                    self.stopped = True
+
+    def end(self, visit: Visit) -> None:
+        if visit in self.open:
+            self.open.discard(visit)
+            self.ended[visit] += 1
+        for s in [s for s in self.good if s.visit == visit]:
+            del self.good[s]
+        self.running = [(s, a) for s, a in self.running if s.visit != visit]
+
+    def forget_ended(self) -> None:
+        """With R = 1 a visit that ends invalid leaves no sibling to abort."""
+        live = {Visit(p, n) for p, n, _ in self.scheduler.state()["visits"]}
+        for visit in list(self.open - live):
+            self.end(visit)
+
+    def train(self) -> None:
+        assert self.cut is not None
+        self.trained |= set(self.cut.samples)
+        for visit in {s.visit for s in self.cut.samples}:
+            self.end(visit)
+        self.cut = None
+        self.tell(BatchTrained(0.0, len(self.log)))
+
+
+def play(seed: int, steps: int = 3) -> World:
+    random = Random(seed)
+    world = World(seed, random.randint(1, 4), random.randint(1, 4), random.choice([0.0, 0.1, 0.3, 0.6]))
+    for step in range(steps):
+        world.begin(step)
+        while world.cut is None or world.random.random() < 0.3:
+            if world.stopped:
+                return world
+            dice = world.random.random()
+            if dice < 0.04:
+                world.crash()
+            elif dice < 0.07 and world.good:
+                world.lose()
+            elif dice < 0.15 and world.closed_results:
+                world.late_duplicate()
+            elif world.wanted and dice < 0.5:
+                world.replace(step)
+            elif world.running:
+                world.result()
+            else:
+                assert world.wanted or world.cut or world.stopped, "waits for nothing"
+        if world.cut is not None:
+            world.train()
+    return world
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=3000, deadline=None)
+def test_batches_are_exact_and_every_visit_ends_once_under_any_order(seed: int) -> None:
+    world = play(seed)
+    assert all(n == 1 for n in world.ended.values())
+    counters = world.scheduler.metrics()
+    open_now = len(world.scheduler.state()["visits"])
+    assert counters["visits_offered"] == counters["visits_trained"] + counters["visits_invalid"] + open_now
+    if not world.stopped:
+        assert len(world.trained) == counters["batches_trained"] * world.p * world.r
+        assert counters["batches_trained"] == 3
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=300, deadline=None)
+def test_replaying_the_log_gives_the_same_actions_and_state(seed: int) -> None:
+    world = play(seed)
+    scheduler, actions = Synchronous(world.p, world.r), []
+    for line in world.log:
+        kind, data = json.loads(line)
+        if kind == "event":
+            actions += scheduler.handle([from_record(data)])
+        else:
+            actions += scheduler.restore(data)
+    assert actions == world.actions_seen
+    assert scheduler.state() == world.scheduler.state()
+
+
+def scored(names: list[str], r: int, attempt: int = 0) -> list[Event]:
+    return [Scored(0.0, SampleId(Visit(p, 0), i), attempt, 1.0) for p in names for i in range(r)]
+
+
+def test_a_lost_sample_of_the_cut_is_launched_again_and_the_batch_cut_again() -> None:
+    scheduler = Synchronous(2, 2)
+    scheduler.handle([offer(0, ["b", "a"])])
+    (cut,) = scheduler.handle(scored(["b", "a"], 2))
+    assert isinstance(cut, CutBatch)
+    assert cut.samples[0].visit.prompt_id == "a"
+    lost = SampleId(Visit("a", 0), 1)
+    assert scheduler.handle([Failed(0.0, lost, 0, "store lost")]) == [Launch(lost.visit, (1,), 1)]
+    assert scheduler.handle([Scored(0.0, lost, 0, 1.0)]) == []
+    assert scheduler.handle([Scored(0.0, lost, 1, 1.0)]) == [cut]
+    assert scheduler.handle([BatchTrained(0.0, 1)]) == []
+    assert scheduler.handle([Failed(0.0, lost, 1, "store lost")]) == []
+
+
+def test_training_of_a_cut_that_a_loss_re_opened_closes_it_and_aborts_the_relaunch() -> None:
+    scheduler = Synchronous(1, 2)
+    scheduler.handle([offer(0, ["a"]), *scored(["a"], 2)])
+    lost = SampleId(Visit("a", 0), 0)
+    scheduler.handle([Failed(0.0, lost, 0, "store lost")])
+    assert scheduler.handle([BatchTrained(0.0, 1)]) == [Abort((lost,))]
+    assert scheduler.handle([Scored(0.0, lost, 1, 1.0)]) == []
+    assert scheduler.metrics()["visits_trained"] == 1
+
+
+def test_three_failures_end_the_visit_and_ask_for_another() -> None:
+    scheduler = Synchronous(1, 2)
+    scheduler.handle([offer(4, ["a"])])
+    sample = SampleId(Visit("a", 0), 0)
+    assert scheduler.handle([Scored(0.0, sample, 0, None, "no")]) == [Launch(sample.visit, (0,), 1)]
+    assert scheduler.handle([Failed(0.0, sample, 1, "no")]) == [Launch(sample.visit, (0,), 2)]
+    abort, request = scheduler.handle([Failed(0.0, sample, 2, "worker died")])
+    assert abort == Abort((SampleId(Visit("a", 0), 1),))
+    assert request == RequestPrompts(4, 1, "a (visit 0), response 0: worker died")
+    assert scheduler.handle([offer(4, ["c"], starts_step=False)]) == [Launch(Visit("c", 0), (0, 1), 0)]
+
+
+def test_more_invalid_visits_than_prompts_stop_the_run_with_the_last_reasons() -> None:
+    scheduler = Synchronous(1, 1)
+    scheduler.handle([offer(0, ["a"])])
+    actions: list[Action] = []
+    for name in ("a", "b"):
+        sample = SampleId(Visit(name, 0), 0)
+        for attempt in range(3):
+            actions = scheduler.handle([Failed(0.0, sample, attempt, f"{name} breaks")])
+        if name == "a":
+            scheduler.handle([offer(0, ["b"], starts_step=False)])
+    (stop,) = actions
+    assert isinstance(stop, Stop)
+    assert "a breaks" in stop.reason
+    assert "b breaks" in stop.reason
+
+
+@pytest.mark.parametrize(
+    ("event", "why"),
+    [
+        (offer(1, ["x", "y"]), "step 0 is not trained yet"),
+        (offer(0, ["x"], starts_step=False), "only 0 were asked for"),
+        (offer(0, ["a"], starts_step=False), "a visit of this step is offered again"),
+        (offer(2, ["x"], starts_step=False), "step 0 is in phase rollout"),
+        (offer(0, ["x", "x"], starts_step=False), "a visit is offered twice"),
+    ],
+)
+def test_an_offer_without_a_place_is_refused_and_changes_nothing(event: PromptsOffered, why: str) -> None:
+    scheduler = Synchronous(2, 1)
+    scheduler.handle([offer(0, ["a", "b"])])
+    before = scheduler.state()
+    with pytest.raises(ValueError, match=why):
+        scheduler.handle([event])
+    assert scheduler.state() == before
+
+
+def test_equal_events_give_equal_actions_however_they_are_batched() -> None:
+    events = [offer(0, ["a", "b"]), Failed(0.0, SampleId(Visit("a", 0), 0), 0, "x")]
+    events += scored(["b"], 2) + scored(["a"], 2, attempt=1) + scored(["a"], 2)
+    whole, single = Synchronous(2, 2), Synchronous(2, 2)
+    assert whole.handle(events) == [a for e in events for a in single.handle([e])]
+    assert whole.state() == single.state()
