@@ -47,7 +47,9 @@ class Batch:
         lengths = [len(s.tokens_T) for s in samples]
 
         def flat(name: str, dtype: Any) -> npt.NDArray[Any]:
-            return np.concatenate([getattr(s, name) for s in samples] or [np.empty(0)]).astype(dtype, copy=False)
+            return np.concatenate([getattr(s, name) for s in samples] or [np.empty(0)]).astype(
+                dtype, copy=False
+            )
 
         return Batch(
             ids=tuple(s.id for s in samples),

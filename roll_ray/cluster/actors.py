@@ -87,7 +87,9 @@ class RayActor(Generic[T]):
                 next_step="`roll-ray resume RUN_DIR` goes on from the last checkpoint",
             )
         if isinstance(error, ObjectLostError):
-            return ActorUnavailable(self.name, f"an object that {method} needed was lost: {_first_line(error)}")
+            return ActorUnavailable(
+                self.name, f"an object that {method} needed was lost: {_first_line(error)}"
+            )
         return error
 
 
@@ -165,7 +167,9 @@ def last_log_lines(identity: Identity | None) -> str:
         for path in glob.glob(str(folder / f"{pattern}.{kind}")):
             lines += Path(path).read_text(errors="replace").splitlines()[-LOG_LINES:]
     if lines:
-        return "its last log lines:\n    " + "\n    ".join(x[:LOG_CHARACTERS_PER_LINE] for x in lines[-LOG_LINES:])
+        return "its last log lines:\n    " + "\n    ".join(
+            x[:LOG_CHARACTERS_PER_LINE] for x in lines[-LOG_LINES:]
+        )
     return f"it left no log lines here; see {folder} on node {identity.node[:8]} (pid {identity.pid})"
 
 
@@ -177,4 +181,3 @@ def _session_folder() -> str:
 def _first_line(error: Exception) -> str:
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
-

@@ -34,7 +34,11 @@ def session(settings: RunSettings, namespace: str) -> Iterator[Session]:
     address = settings.devices.ray_address or os.environ.get("RAY_ADDRESS")
     local = address is None and not _inside_a_job()
     devices = max((*settings.devices.rollout, *settings.devices.train), default=0) + 1
-    options: dict[str, object] = {"namespace": namespace, "log_to_driver": False, "logging_level": logging.ERROR}
+    options: dict[str, object] = {
+        "namespace": namespace,
+        "log_to_driver": False,
+        "logging_level": logging.ERROR,
+    }
     if local:
         options |= {
             "include_dashboard": False,

@@ -1,0 +1,125 @@
+"""The rollout engines of a run: started, updated as a transaction per engine, supervised, caught up.
+
+An engine that misses a weight update is fenced (runners send it nothing) and catches up from the last
+published weights, which stay in host memory. The step goes on with a quorum of half the engines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from roll_ray.actors import Actor, ActorUnavailable, Pool
+from roll_ray.errors import RollRayError, WeightUpdateError
+from roll_ray.worker_protocols import EngineWorker, TrainerWorker
+
+SUPERVISION_INTERVAL_S = 1.0
+
+
+class Announcer(Protocol):
+    """Tells the runners which engines have the published version; the others are fenced."""
+
+    async def __call__(self, version: int, ready: list[str]) -> None: ...
+
+
+class Supervised(Protocol):
+    """An actor whose process can be told from the one before it."""
+
+    name: str
+
+    async def identity(self) -> Any: ...
+
+
+@dataclass(slots=True)
+class EnginePool:
+    """Engines and the weights they should have."""
+
+    engines: Pool[EngineWorker]
+    trainers: Pool[TrainerWorker]
+    announce: Announcer
+    folder_root: str
+    update_mode: str
+    say: Callable[[str], None]
+    deadline_s: float = 120.0
+    manifest: Any = None
+    version: int = -1
+    reports: dict[str, Any] = field(default_factory=dict)
+    _ready: set[str] = field(default_factory=set)
+    _catching_up: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+
+    async def publish(self, version: int) -> None:
+        """Export the trainer's weights as `version` and commit them on every engine that can take them.
+
+        Raises WeightUpdateError when less than half of the engines commit in time."""
+        manifests = await self.trainers.broadcast(TrainerWorker.publish, version, self.folder_root)
+        self.manifest = next(m for m in manifests if m is not None)
+        self.version = version
+        problems = await asyncio.gather(*(self._commit(engine) for engine in self.engines))
+        failed = {e.name: p for e, p in zip(self.engines, problems, strict=True) if p}
+        self._ready = {e.name for e in self.engines} - set(failed)
+        await self.announce(version, sorted(self._ready))
+        for name, problem in failed.items():
+            self.say(f"{name} did not take weight version {version} and is fenced: {problem}")
+        if len(self._ready) < math.ceil(len(self.engines) / 2):
+            raise WeightUpdateError(
+                f"weight version {version} was committed by {len(self._ready)} of {len(self.engines)} engines",
+                why="; ".join(f"{name}: {problem}" for name, problem in failed.items()),
+                next_step="the run can be resumed from its last checkpoint once the cause is mended",
+            )
+
+    async def _commit(self, engine: Actor[EngineWorker]) -> str:
+        """Update one engine; an empty string, or why it failed."""
+        try:
+            update = engine.call(EngineWorker.update_weights, self.manifest, self.update_mode)
+            self.reports[engine.name] = await asyncio.wait_for(update, self.deadline_s)
+        except TimeoutError:
+            return f"no commit within {self.deadline_s:.0f} s"
+        except (RollRayError, ActorUnavailable) as error:
+            return str(error)
+        return ""
+
+    async def supervise(self) -> None:
+        """Until cancelled: an engine that came back as a new process, or missed an update, is brought up again."""
+        known = {engine.name: await _pid(engine) for engine in self.engines}
+        while True:
+            await asyncio.sleep(SUPERVISION_INTERVAL_S)
+            for engine in self.engines:
+                pid = await _pid(engine)
+                if pid is None:
+                    self._ready.discard(engine.name)
+                    continue
+                restarted = known[engine.name] is not None and pid != known[engine.name]
+                known[engine.name] = pid
+                if restarted:
+                    self._ready.discard(engine.name)
+                    self.say(f"{engine.name} was restarted as process {pid}")
+                if engine.name not in self._ready and engine.name not in self._catching_up:
+                    self._catching_up[engine.name] = asyncio.create_task(self._catch_up(engine, restarted))
+
+    async def _catch_up(self, engine: Actor[EngineWorker], restarted: bool) -> None:
+        try:
+            if restarted:
+                await engine.call(EngineWorker.start)
+            version = self.version
+            problem = await self._commit(engine)
+            if problem:
+                self.say(f"{engine.name} is still behind: {problem}")
+            elif version == self.version:
+                self._ready.add(engine.name)
+                await self.announce(version, sorted(self._ready))
+                self.say(f"{engine.name} has caught up with weight version {version}")
+        except (RollRayError, ActorUnavailable) as error:
+            self.say(f"{engine.name} could not be brought up: {error}")
+        finally:
+            del self._catching_up[engine.name]
+
+
+async def _pid(actor: Any) -> int | None:
+    """The process behind an actor; None while there is none."""
+    try:
+        return int((await actor.identity()).pid)
+    except (ActorUnavailable, RollRayError):
+        return None

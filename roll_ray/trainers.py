@@ -1,0 +1,38 @@
+"""All trainer ranks as one trainer: shares go out by data-parallel rank, metric sums come back and merge."""
+
+from __future__ import annotations
+
+from roll_ray.actors import Pool
+from roll_ray.algorithms.metric_sums import MetricSum, merge_sums, values
+from roll_ray.parts import MiniBatch
+from roll_ray.worker_protocols import TrainerWorker
+
+
+class TrainerGroup:
+    """The `Trainer` of the controller over a pool of ranks."""
+
+    def __init__(self, pool: Pool[TrainerWorker]) -> None:
+        self.pool = pool
+        self._sums: dict[str, MetricSum] = {}
+        self._last_step: dict[str, float] = {}
+
+    async def accumulate(self, mini_batch: MiniBatch) -> None:
+        calls = [(dict(share.extra_B), *share.handles) for share in mini_batch.shares]
+        sums = await self.pool.scatter(TrainerWorker.train_on, calls)
+        self._sums = merge_sums([self._sums, *sums])
+
+    async def step(self, denominator: float) -> None:
+        results = await self.pool.broadcast(TrainerWorker.step, denominator)
+        self._last_step = dict(results[0])
+
+    async def save(self, folder: str) -> None:
+        await self.pool.broadcast(TrainerWorker.save, folder)
+
+    async def load(self, folder: str) -> None:
+        await self.pool.broadcast(TrainerWorker.load, folder)
+
+    def take_metrics(self) -> dict[str, float | None]:
+        """What was summed since the last call, reduced, and the last optimizer step's own numbers."""
+        taken = {**values(self._sums), **self._last_step}
+        self._sums = {}
+        return taken

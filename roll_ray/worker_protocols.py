@@ -1,0 +1,93 @@
+"""What the controller asks of its workers. Worker classes fulfil these protocols; none is imported here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy.typing as npt
+
+from roll_ray.receipts import Outcome
+from roll_ray.sample import Prompt, Reward, SamplingDistribution
+from schedulers.protocol import SampleId, Visit
+
+
+class TrainerWorker(Protocol):
+    """One rank of the policy trainer. Collective methods must be entered by every rank."""
+
+    def train_on(self, extra_B: Mapping[str, npt.NDArray[Any]], *sources: Any) -> Mapping[str, Any]:
+        """Accumulate the gradient of this rank's share; metric sums by name."""
+
+    def remember_proximal(self, *sources: Any) -> None:
+        """Keep the log-probabilities of these samples under the weights of now, for later `train_on` calls."""
+
+    def step(self, denominator: float) -> Mapping[str, float]:
+        """Divide what was accumulated, clip, step. Equal results on every rank."""
+
+    def publish(self, version: int, folder_root: str) -> Any | None:
+        """Write the weights for the engines; rank 0 answers with the manifest."""
+
+    def record(self, path: str, *sources: Any) -> None:
+        """Write this rank's share of a batch to `path`."""
+
+    def save(self, folder: str) -> None: ...
+
+    def load(self, folder: str) -> None: ...
+
+
+class EngineWorker(Protocol):
+    """A rollout engine."""
+
+    async def start(self) -> Any: ...
+
+    async def update_weights(self, manifest: Any, update_mode: str = "keep") -> Any: ...
+
+    async def receive_weights(self, manifest: Any, *buckets: Any) -> Any: ...
+
+
+class ManagerWorker(Protocol):
+    """The rollout manager."""
+
+    async def start(self) -> None: ...
+
+    async def offer(
+        self, step: int, visits: Sequence[Visit], domains: Sequence[str], prompts_ref: Any, starts_step: bool
+    ) -> None: ...
+
+    async def next_outcome(self, timeout_s: float) -> Outcome | None: ...
+
+    async def trained(self, version: int) -> None: ...
+
+    async def weights_published(self, version: int) -> None: ...
+
+    async def lost(self, samples: Sequence[SampleId], reason: str) -> None: ...
+
+    async def waiting_for(self) -> str: ...
+
+
+class StoreWorker(Protocol):
+    """A sample store."""
+
+    def fetch(self, ids: Sequence[tuple[SampleId, int]]) -> Any: ...
+
+    def drop(self, ids: Sequence[tuple[SampleId, int]]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationAnswer:
+    """One held-out prompt, answered and judged."""
+
+    prompt_id: str
+    response_text: str
+    reward: Reward
+    n_tokens: int
+    version: int
+
+
+class RunnerWorker(Protocol):
+    """An episode runner, as far as evaluation needs it."""
+
+    async def evaluate(
+        self, prompts: Sequence[Prompt], sampling: SamplingDistribution, max_new_tokens: int
+    ) -> Sequence[Any]: ...
