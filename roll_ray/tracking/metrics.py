@@ -1,0 +1,178 @@
+"""Each metric is declared once: name, unit, how parts combine, what it means. Recording any other is an error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+Reduction = Literal["mean", "sum", "max", "min", "last"]
+Section = Literal["learning", "policy update", "rollout", "engine and trainer", "speed"]
+
+SECTIONS: tuple[Section, ...] = ("learning", "policy update", "rollout", "engine and trainer", "speed")
+
+Value = float | int | None
+"""None: not measured in this step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """`reduction` is how the step's value follows from its samples, tokens or seconds."""
+
+    name: str
+    unit: str
+    reduction: Reduction
+    meaning: str
+    section: Section
+
+
+class MetricsSink(Protocol):
+    """Something that takes the numbers of a finished step."""
+
+    def record(self, step: int, metrics: Mapping[str, Value]) -> None: ...
+
+
+class UndeclaredMetricError(LookupError):
+    """A number without a declaration: nobody could say what it means."""
+
+
+DECLARED: dict[str, Metric] = {}
+
+
+def declare(name: str, unit: str, reduction: Reduction, meaning: str, section: Section) -> Metric:
+    """Declare a metric. The same declaration may be made again (a module is imported in many processes)."""
+    metric = Metric(name, unit, reduction, meaning, section)
+    if DECLARED.setdefault(name, metric) != metric:
+        raise ValueError(f"metric {name} is declared twice, as {DECLARED[name]} and {metric}")
+    return metric
+
+
+def check_declared(names: Iterable[str]) -> None:
+    """Raise `UndeclaredMetricError` for every name that is not declared, all at once."""
+    unknown = sorted(set(names) - set(DECLARED))
+    if unknown:
+        raise UndeclaredMetricError(
+            f"undeclared metrics {', '.join(unknown)}: declare each with roll_ray.tracking.metrics.declare"
+        )
+
+
+def _declare_all(section: Section, rows: Iterable[tuple[str, str, Reduction, str]]) -> None:
+    for name, unit, reduction, meaning in rows:
+        declare(name, unit, reduction, meaning, section)
+
+
+REQUIRED = (
+    "reward_mean",
+    "heldout_accuracy",
+    "tokens_per_s",
+    "logprob_difference_max",
+    "weight_version",
+)
+"""In every line of metrics.jsonl, null where not measured."""
+
+_declare_all(
+    "learning",
+    [
+        ("reward_mean", "reward", "mean", "Reward of the batch's samples, invalid ones left out."),
+        ("reward_std", "reward", "mean", "Standard deviation of the valid rewards of the batch."),
+        (
+            "heldout_accuracy",
+            "share",
+            "mean",
+            "Mean reward on held-out prompts, at the weight version of the step.",
+        ),
+        ("heldout_invalid_share", "share", "mean", "Held-out answers whose reward is invalid."),
+        ("heldout_tokens_mean", "tokens", "mean", "Length of held-out answers."),
+        (
+            "no_signal_share",
+            "share",
+            "mean",
+            "Prompts whose samples all have one reward: no advantage, no gradient.",
+        ),
+        ("advantage_mean", "", "mean", "Advantage over the batch's samples."),
+        ("advantage_std", "", "mean", "Standard deviation of the advantages."),
+        ("advantage_abs_max", "", "max", "Largest absolute advantage."),
+    ],
+)
+_declare_all(
+    "policy update",
+    [
+        ("loss", "", "mean", "Loss of the optimizer step: the summed loss over its denominator."),
+        ("loss_sum", "", "sum", "Sum of weighted per-token losses, before the denominator."),
+        ("denominator", "", "last", "What the loss sum was divided by."),
+        ("grad_norm", "", "last", "Gradient norm before clipping."),
+        ("learning_rate", "", "last", "Learning rate of the optimizer step."),
+        ("step_skipped", "", "sum", "Optimizer steps skipped because no valid token was left."),
+        ("optimizer_steps", "", "sum", "Optimizer steps taken."),
+        ("entropy", "nats", "mean", "Entropy of the policy over its tokens."),
+        ("kl_k3", "nats", "mean", "k3 estimate of the KL to the reference, a token."),
+        ("kl_k3_max", "nats", "max", "Largest k3 value of a token (it is not clamped)."),
+        ("ratio_mean", "", "mean", "Importance ratio of new to old policy, raw."),
+        ("ratio_max", "", "max", "Largest importance ratio, raw."),
+        ("ratio_clipped_mean", "", "mean", "Importance ratio after clipping."),
+        ("ratio_clipped_max", "", "max", "Largest importance ratio after clipping."),
+        (
+            "clip_fraction",
+            "share",
+            "mean",
+            "Policy tokens whose ratio is clipped with effect on the gradient.",
+        ),
+        ("dual_clip_fraction", "share", "mean", "Policy tokens held by the dual clip."),
+        (
+            "logprob_mean",
+            "nats",
+            "mean",
+            "Log-probability of the policy tokens under the weights of the step.",
+        ),
+        ("policy_tokens", "tokens", "sum", "Tokens trained on."),
+    ],
+)
+_declare_all(
+    "rollout",
+    [
+        ("response_tokens_mean", "tokens", "mean", "Policy tokens of a response."),
+        ("response_tokens_max", "tokens", "max", "Policy tokens of the longest response."),
+        ("truncated_share", "share", "mean", "Responses cut at their token limit."),
+        ("invalid_share", "share", "mean", "Samples of the batch whose reward is invalid."),
+        ("retries", "attempts", "sum", "Attempts of the step that were launched again."),
+        (
+            "staleness_max",
+            "versions",
+            "max",
+            "Most weight versions between sampling a token and training on it.",
+        ),
+    ],
+)
+_declare_all(
+    "engine and trainer",
+    [
+        (
+            "logprob_difference_max",
+            "nats",
+            "max",
+            "Largest difference of a token's log-probability, engine to trainer.",
+        ),
+        ("logprob_difference_mean", "nats", "mean", "Mean of that difference over the policy tokens."),
+        ("weight_version", "", "last", "Weight version after the step."),
+    ],
+)
+_declare_all(
+    "speed",
+    [
+        ("tokens_per_s", "tokens/s", "last", "Policy tokens of the batch over the whole step's wall time."),
+        ("samples_per_s", "samples/s", "last", "Samples of the batch over the whole step's wall time."),
+        ("step_s", "s", "sum", "Wall time of the step, evaluation and checkpoint left out."),
+        (
+            "rollout_s",
+            "s",
+            "sum",
+            "Waiting for samples: generation, and rewards where they are the last to end.",
+        ),
+        ("reward_s", "s", "mean", "Reward time of a sample."),
+        ("train_s", "s", "sum", "Advantages, forward, backward, optimizer."),
+        ("update_s", "s", "sum", "Weights from the trainer into the engines, checked."),
+        ("control_s", "s", "sum", "The rest of the step: what the controller itself takes."),
+        ("evaluation_s", "s", "sum", "Held-out evaluation."),
+        ("checkpoint_s", "s", "sum", "Writing the checkpoint."),
+    ],
+)

@@ -1,0 +1,129 @@
+"""The folder of a run. Everything that `report` and `resume` need is in it.
+
+run.json             the recipe, the version of roll-ray, when it was started and how
+settings.yaml        the resolved settings; `roll-ray run RECIPE @settings.yaml` runs them again
+metrics.jsonl        a line a step
+trajectories.jsonl   a few answers a step, with reward and reason
+warnings.jsonl       what the run warned of
+timeline.json        phases, for Perfetto
+tensorboard/         the metrics once more
+checkpoints/         see roll_ray.checkpoint
+report.html          written by `roll-ray report`
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from roll_ray import __version__
+from roll_ray.errors import RollRayError
+from roll_ray.settings import RunSettings
+from roll_ray.settings_values import read_yaml, to_yaml
+from roll_ray.tracking.jsonl import LineWriter, keep_lines, read_lines
+from roll_ray.tracking.metrics import DECLARED, REQUIRED, Value, check_declared
+from roll_ray.tracking.trajectories import Trajectory
+
+METRICS, TRAJECTORIES, WARNINGS = "metrics.jsonl", "trajectories.jsonl", "warnings.jsonl"
+TIMELINE, TENSORBOARD = "timeline.json", "tensorboard"
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """What is known of a run beside its settings. `recipe_file` is None for a recipe of an installed package."""
+
+    recipe: str
+    recipe_file: str | None
+    started: str
+    version: str
+    command: tuple[str, ...]
+
+    @staticmethod
+    def now(recipe: str, recipe_file: Path | None) -> RunRecord:
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        file = None if recipe_file is None else str(recipe_file.resolve())
+        return RunRecord(recipe, file, started, __version__, tuple(sys.argv))
+
+
+def prepare(folder: Path, settings: RunSettings, record: RunRecord) -> None:
+    """Make the folder of a run that starts or resumes, and write down what is run. Disk faults are RollRayErrors."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "run.json").write_text(json.dumps(asdict(record), indent=1) + "\n")
+        (folder / "settings.yaml").write_text(to_yaml(settings.plain()), encoding="utf-8")
+    except OSError as error:
+        raise RollRayError(
+            f"the run folder {folder} cannot be written",
+            why=error.strerror or str(error),
+            next_step="name another place with run_dir=, or mend permissions and room there",
+        ) from error
+
+
+def read_record(folder: Path) -> RunRecord:
+    """The record of a run. Raises RollRayError when `folder` is not the folder of a run."""
+    try:
+        plain = json.loads((folder / "run.json").read_text())
+        return RunRecord(
+            plain["recipe"], plain["recipe_file"], plain["started"], plain["version"], tuple(plain["command"])
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise RollRayError(
+            f"{folder} is not the folder of a run",
+            why=f"it has no readable run.json ({error})",
+            next_step="name the folder that the run printed, for example runs/<name>",
+        ) from error
+
+
+def read_settings_of(folder: Path) -> dict[str, Any]:
+    """The plain resolved settings of a run."""
+    return read_yaml(folder / "settings.yaml")
+
+
+class RunFolder:
+    """Writes a run down, a step at a time. `resumed_step` is the step that is gone on from (0: a fresh run):
+    lines after it belong to steps that are done again, and are cut."""
+
+    def __init__(self, folder: Path, resumed_step: int = 0) -> None:
+        self.folder = folder
+        self.resumed_step = resumed_step
+        folder.mkdir(parents=True, exist_ok=True)
+        fresh = resumed_step == 0
+        for name in (METRICS, TRAJECTORIES, WARNINGS):
+            keep_lines(folder / name, lambda row: not fresh and row["step"] <= resumed_step)
+        self._metrics = LineWriter(folder / METRICS)
+        self._trajectories = LineWriter(folder / TRAJECTORIES)
+        self._warnings = LineWriter(folder / WARNINGS)
+
+    def record(self, step: int, metrics: Mapping[str, Value]) -> None:
+        """One line of metrics.jsonl: every declared metric given, the required ones null where missing.
+
+        A value that is not finite is written as null and named in `not_finite`, so that any JSON reader can
+        read the line and nothing is hidden. Raises `UndeclaredMetricError`.
+        """
+        check_declared(metrics)
+        row: dict[str, Any] = {"step": step}
+        row |= {name: metrics.get(name) for name in DECLARED if name in metrics or name in REQUIRED}
+        not_finite = [k for k, v in row.items() if isinstance(v, float) and not math.isfinite(v)]
+        row |= dict.fromkeys(not_finite)
+        self._metrics.write(row | ({"not_finite": not_finite} if not_finite else {}))
+
+    def record_trajectories(self, step: int, shown: Sequence[Trajectory]) -> None:
+        for trajectory in shown:
+            self._trajectories.write({"step": step} | trajectory.row())
+
+    def record_warning(self, step: int, text: str) -> None:
+        self._warnings.write({"step": step, "text": text})
+
+    def close(self) -> None:
+        for writer in (self._metrics, self._trajectories, self._warnings):
+            writer.close()
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    return list(read_lines(folder / METRICS))

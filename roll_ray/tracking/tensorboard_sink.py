@@ -1,0 +1,40 @@
+"""Metrics as TensorBoard scalars, written with TensorBoard's own file writer (neither torch nor TensorFlow)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from roll_ray.tracking.metrics import DECLARED, Value
+
+
+class TensorBoardSink:
+    """Writes `<section>/<metric>` scalars below `folder`. After a resume, `first_step` hides what was redone."""
+
+    def __init__(self, folder: Path, first_step: int | None = None) -> None:
+        # Loading TensorBoard takes a second, which `plan` need not spend.
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        folder.mkdir(parents=True, exist_ok=True)
+        self._event, self._summary = Event, Summary
+        self._writer = EventFileWriter(str(folder), flush_secs=10)
+        if first_step is not None:
+            start = SessionLog(status=SessionLog.START)
+            self._writer.add_event(Event(wall_time=time.time(), step=first_step, session_log=start))
+
+    def record(self, step: int, metrics: Mapping[str, Value]) -> None:
+        values = [
+            self._summary.Value(
+                tag=f"{DECLARED[name].section.replace(' ', '_')}/{name}", simple_value=float(value)
+            )
+            for name, value in metrics.items()
+            if value is not None
+        ]
+        summary = self._summary(value=values)
+        self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=summary))
+
+    def close(self) -> None:
+        self._writer.close()
