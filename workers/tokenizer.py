@@ -1,0 +1,48 @@
+"""The tokenizer of a model folder, behind the small protocol that tasks and runners know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from envs.task import Tokenizer
+from roll_ray.errors import RollRayError
+
+
+class ModelTokenizer:
+    """A Hugging Face tokenizer. Text and chats are turned into exactly the tokens that they spell."""
+
+    def __init__(self, tokenizer: Any, name: str) -> None:
+        self._tokenizer, self._name = tokenizer, name
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        if not self._tokenizer.chat_template:
+            raise RollRayError(
+                f"the tokenizer of {self._name} has no chat template, and a prompt is a list of messages",
+                next_step="give prompts as text, or use a model whose tokenizer has a chat template",
+            )
+        # return_dict defaults to true since transformers 5: token ids only.
+        ids = self._tokenizer.apply_chat_template(
+            [dict(m) for m in messages], add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+        return list(ids)
+
+
+def load_tokenizer(model: str) -> Tokenizer:
+    """The tokenizer of a model folder or hub name."""
+    from transformers import AutoTokenizer
+
+    try:
+        return ModelTokenizer(AutoTokenizer.from_pretrained(model), model)
+    except (OSError, ValueError) as error:
+        raise RollRayError(
+            f"model {model} has no tokenizer that can be loaded",
+            why=str(error).splitlines()[0],
+            next_step="put the tokenizer's files (tokenizer.json, tokenizer_config.json) into the model folder",
+        ) from error
