@@ -1,0 +1,54 @@
+"""From hidden states to log-probabilities of given tokens, with bounded memory for large vocabularies."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+KEPT_LOGITS = 1 << 26
+"""Up to so many logits are kept for the backward pass (256 MiB in float32); beyond, they are computed again."""
+LOGITS_PER_CHUNK = 1 << 24
+
+
+def token_logprobs(
+    head: torch.nn.Module, hidden_N: torch.Tensor, targets_N: torch.Tensor, temperatures_N: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probability of each target under softmax(head(hidden) / temperature), and that softmax's entropy.
+
+    Shapes: hidden [N, H]; targets, temperatures [N]; results float32 [N]. The entropy (nats) carries no
+    gradient. Logits are float32 from the head's output on, whatever the dtype of the model.
+    """
+    vocab_size = int(head.weight.shape[0])  # type: ignore[arg-type, union-attr]
+    plain = bool((temperatures_N == 1).all())
+    inverse_N = None if plain else temperatures_N.reciprocal()
+    if hidden_N.shape[0] * vocab_size <= KEPT_LOGITS:
+        return _chunk(head, hidden_N, targets_N, inverse_N)
+    rows = max(1, LOGITS_PER_CHUNK // vocab_size)
+    parts = [
+        checkpoint(
+            _chunk,
+            head,
+            hidden_N[i : i + rows],
+            targets_N[i : i + rows],
+            None if inverse_N is None else inverse_N[i : i + rows],
+            use_reentrant=False,
+            preserve_rng_state=False,
+        )
+        for i in range(0, hidden_N.shape[0], rows)
+    ]
+    logprobs, entropies = zip(*parts, strict=True)
+    return torch.cat(logprobs), torch.cat(entropies)
+
+
+def _chunk(
+    head: torch.nn.Module, hidden_N: torch.Tensor, targets_N: torch.Tensor, inverse_N: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    logits_N_V = head(hidden_N).float()
+    if inverse_N is not None:
+        logits_N_V = logits_N_V * inverse_N[:, None]
+    log_softmax_N_V = F.log_softmax(logits_N_V, dim=-1)
+    with torch.no_grad():
+        # entr(0) is 0: a logit of -inf adds nothing
+        entropy_N = torch.special.entr(log_softmax_N_V.exp()).sum(-1)
+    return log_softmax_N_V.gather(-1, targets_N[:, None])[:, 0], entropy_N

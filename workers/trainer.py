@@ -1,0 +1,258 @@
+"""The policy trainer: one rank, a plain class. `roll_ray.cluster` makes actors of it; tests call it as it is.
+
+Importing this module loads no torch: a driver writes `TrainerSpec`s down without it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from roll_ray.algorithms.loss_settings import LossSettings
+from roll_ray.algorithms.metric_sums import MetricSum
+from roll_ray.batch import Batch
+from roll_ray.generation import Canary
+from roll_ray.weights.manifest import WeightManifest
+from schedulers.protocol import SampleId
+from workers.backends.base import OptimizerSettings
+
+if TYPE_CHECKING:
+    from roll_ray.recording import RecordedBatch
+
+CANARY_TOKENS = 32
+CANARY_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.15}
+"""In nats. Two forwards of one float32 model differ by some 1e-6, of a bfloat16 one by up to some 0.1."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerSpec:
+    """What a rank needs to know. `model` and `reference` are Hugging Face folders or hub names; the reference
+    is loaded only when the loss has a KL term, and is the model itself unless given."""
+
+    model: str
+    optimizer: OptimizerSettings
+    loss: LossSettings = field(default_factory=LossSettings)
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    backend: Literal["fsdp2"] = "fsdp2"
+    tokens_per_device: int = 4096
+    device_kind: Literal["cpu", "gpu"] = "cpu"
+    threads: int = 1
+    seed: int = 0
+    reference: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerInfo:
+    """What a started rank says of itself."""
+
+    rank: int
+    world_size: int
+    n_parameters: int
+    vocab_size: int
+    model_type: str
+    max_positions: int | None
+
+
+class PolicyTrainer:
+    """Rank `rank` of `world_size`. All but `rendezvous_address`, `record` and the constructor are collective:
+    every rank must call them, in the same order, with its own share.
+
+    Shares are `Batch`es whose arrays may be read-only; `extra_B["advantages"]` (float32 [B]) comes with them.
+    `extra_T["old_logprobs"]` is used where given; else the log-probabilities of the first forward are the
+    old ones, and the ratio of a first optimizer step is exactly 1.
+    """
+
+    def __init__(self, spec: TrainerSpec, rank: int = 0, world_size: int = 1) -> None:
+        self.spec, self.rank, self.world_size = spec, rank, world_size
+        self._loss_sum = 0.0
+        self._proximal: dict[tuple[SampleId, int], npt.NDArray[np.float32]] = {}
+
+    def rendezvous_address(self) -> tuple[str, int]:
+        """Where the ranks meet: asked of rank 0, given to every rank's `start`."""
+        from workers.backends.process_group import free_address
+
+        return free_address()
+
+    def start(self, host: str, port: int) -> TrainerInfo:
+        """Join the other ranks, load the model and shard it. Returns when all ranks have."""
+        import torch
+
+        from roll_ray.algorithms.losses import build_loss
+        from workers.backends.fsdp2 import FSDP2Backend
+        from workers.backends.fsdp2_policy import FSDP2Policy
+        from workers.backends.process_group import join
+
+        spec = self.spec
+        torch.set_num_threads(spec.threads)
+        self._loss = build_loss(spec.loss)
+        join(self.rank, self.world_size, host, port, spec.device_kind)
+        self._backend = FSDP2Backend(
+            spec.model,
+            spec.optimizer,
+            dtype=spec.dtype,
+            tokens_per_device=spec.tokens_per_device,
+            kind=spec.device_kind,
+            seed=spec.seed,
+        )
+        self._reference: FSDP2Policy | None = None
+        if spec.loss.kl_coefficient > 0:
+            self._reference = FSDP2Policy(
+                spec.reference or spec.model,
+                dtype=spec.dtype,
+                tokens_per_device=spec.tokens_per_device,
+                kind=spec.device_kind,
+                trainable=False,
+            )
+        config = self._backend.config
+        return TrainerInfo(
+            rank=self.rank,
+            world_size=self.world_size,
+            n_parameters=sum(p.numel() for _, p in self._backend.named_parameters()),
+            vocab_size=config.vocab_size,
+            model_type=config.model_type,
+            max_positions=getattr(config, "max_position_embeddings", None),
+        )
+
+    def stop(self) -> None:
+        """Leave the group; the rank is of no use afterwards."""
+        from workers.backends.process_group import leave
+
+        leave()
+
+    # --- training ---------------------------------------------------------------------------------
+
+    def accumulate(self, share: Batch, final: bool = True) -> dict[str, MetricSum]:
+        """Add the gradient of this rank's share (it may be empty), un-normalised; metric sums of the share.
+
+        `final=False` promises another share before the next `step` and leaves the sum over ranks to it.
+        """
+        if self._reference is not None:
+            share = _with_extra(share, "reference_logprobs", self._reference.logprobs(share))
+        sums = self._backend.accumulate(share, self._loss, final=final)
+        if "loss_sum" in sums:
+            self._loss_sum += sums["loss_sum"].total
+        return sums
+
+    def logprobs(self, share: Batch) -> npt.NDArray[np.float32]:
+        """Log-probabilities [T] of the share's policy tokens under the weights of now, 0 elsewhere."""
+        return self._backend.logprobs(share)
+
+    def step(self, denominator: float) -> dict[str, float]:
+        """Divide by `denominator` (the same on every rank), clip, update. Equal results on every rank.
+
+        `step_skipped` is 1 where nothing was updated: no valid token, or a gradient that is not finite.
+        """
+        from workers.backends.process_group import total
+
+        loss_sum = total(self._loss_sum)
+        self._loss_sum = 0.0
+        result = self._backend.step(denominator)
+        return {
+            "loss": loss_sum / denominator if denominator > 0 else 0.0,
+            "grad_norm": result.grad_norm,
+            "learning_rate": result.learning_rate,
+            "denominator": denominator,
+            "step_skipped": float(bool(result.skipped)),
+            "optimizer_steps": float(not result.skipped),
+        }
+
+    # --- the calls of the controller (roll_ray.worker_protocols.TrainerWorker) -----------------------
+
+    def train_on(
+        self, extra_B: Mapping[str, npt.NDArray[Any]], *sources: Batch | RecordedBatch
+    ) -> dict[str, MetricSum]:
+        """`accumulate` for a share that lies in several places; `extra_B` is in the order of the sources."""
+        share = _share_of(sources)
+        share = dataclasses.replace(share, extra_B={**share.extra_B, **extra_B})
+        return self.accumulate(self._with_proximal(share))
+
+    def remember_proximal(self, *sources: Batch | RecordedBatch) -> None:
+        """Keep the log-probabilities of these samples under the weights of now, for their `train_on`."""
+        share = _share_of(sources)
+        logprobs_T = self.logprobs(share)
+        for i, sample in enumerate(share.ids):
+            self._proximal[sample, int(share.attempts_B[i])] = logprobs_T[share.token_span(i)]
+
+    def record(self, path: str, *sources: Batch | RecordedBatch) -> None:
+        """Write these samples to `path`, for a later replay."""
+        from roll_ray.recording import save_batch
+
+        save_batch(Path(path), _share_of(sources))
+
+    def _with_proximal(self, share: Batch) -> Batch:
+        """The share with what `remember_proximal` kept of it, which is then forgotten."""
+        keys = [(sample, int(attempt)) for sample, attempt in zip(share.ids, share.attempts_B, strict=True)]
+        kept = [self._proximal.pop(key, None) for key in keys]
+        known = [logprobs for logprobs in kept if logprobs is not None]
+        if not known:
+            return share
+        if len(known) < len(kept):
+            raise ValueError(
+                f"proximal log-probabilities are known of {len(known)} of {len(kept)} samples only"
+            )
+        return _with_extra(share, "old_logprobs", np.concatenate(known))
+
+    # --- weights and files ------------------------------------------------------------------------
+
+    def publish(self, version: int, folder_root: str) -> WeightManifest | None:
+        """Write all weights as `version` below `folder_root`, with a canary; rank 0 answers with the manifest."""
+        token_ids = self._canary_tokens()
+        logprobs = self._backend.sequence_logprobs(token_ids)
+        named_tensors = self._backend.named_tensors()
+        if self.rank:
+            _exhaust(named_tensors)
+            return None
+        from roll_ray.weights.buckets import write_buckets
+
+        try:
+            manifest = write_buckets(
+                folder_root, version, named_tensors, total_bytes=self._backend.published_bytes()
+            )
+        finally:
+            # a full disk must not leave the other ranks waiting in a collective
+            _exhaust(named_tensors)
+        tolerance = CANARY_TOLERANCE[self.spec.dtype]
+        return manifest.with_canary(Canary(tuple(token_ids), tuple(logprobs), tolerance))
+
+    def _canary_tokens(self) -> list[int]:
+        config = self._backend.config
+        n = min(CANARY_TOKENS, getattr(config, "max_position_embeddings", CANARY_TOKENS))
+        return [int(t) for t in np.random.default_rng(0).integers(0, config.vocab_size, n)]
+
+    def save(self, folder: str) -> None:
+        """Weights, optimizer, schedule, random state: what `load` needs to go on bit-equal."""
+        self._backend.save(folder)
+
+    def load(self, folder: str) -> None:
+        """Go on from `save`. Another number of ranks is fine."""
+        self._backend.load(folder)
+        self._proximal.clear()
+        self._loss_sum = 0.0
+
+    def export_hf(self, folder: str) -> None:
+        """An ordinary Hugging Face folder with tokenizer, in the dtype of the run; rank 0 writes it."""
+        from workers.hf_model import save_hf_folder
+
+        tensors = {name: t.clone() for name, t in self._backend.named_tensors() if self.rank == 0}
+        if self.rank == 0:
+            save_hf_folder(self.spec.model, self._backend.config, tensors, folder)
+
+
+def _share_of(sources: tuple[Batch | RecordedBatch, ...]) -> Batch:
+    batches = [source if isinstance(source, Batch) else source.load() for source in sources]
+    return batches[0] if len(batches) == 1 else Batch.concatenate(batches)
+
+
+def _with_extra(share: Batch, name: str, values_T: npt.NDArray[np.float32]) -> Batch:
+    return dataclasses.replace(share, extra_T={**share.extra_T, name: values_T})
+
+
+def _exhaust(tensors: Any) -> None:
+    for _ in tensors:
+        pass
