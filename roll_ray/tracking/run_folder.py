@@ -36,19 +36,25 @@ TIMELINE, TENSORBOARD = "timeline.json", "tensorboard"
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """What is known of a run beside its settings. `recipe_file` is None for a recipe of an installed package."""
+    """What is known of a run beside its settings; `working_folder` is where it was last started from."""
 
     recipe: str
-    recipe_file: str | None
+    recipe_file: str
+    working_folder: str
     started: str
     version: str
     command: tuple[str, ...]
 
     @staticmethod
-    def now(recipe: str, recipe_file: Path | None) -> RunRecord:
-        started = datetime.now(UTC).isoformat(timespec="seconds")
-        file = None if recipe_file is None else str(recipe_file.resolve())
-        return RunRecord(recipe, file, started, __version__, tuple(sys.argv))
+    def now(recipe: str, recipe_file: Path) -> RunRecord:
+        return RunRecord(
+            recipe=recipe,
+            recipe_file=str(recipe_file.resolve()),
+            working_folder=str(Path.cwd()),
+            started=datetime.now(UTC).isoformat(timespec="seconds"),
+            version=__version__,
+            command=tuple(sys.argv),
+        )
 
 
 def prepare(folder: Path, settings: RunSettings, record: RunRecord) -> None:
@@ -69,10 +75,8 @@ def read_record(folder: Path) -> RunRecord:
     """The record of a run. Raises RollRayError when `folder` is not the folder of a run."""
     try:
         plain = json.loads((folder / "run.json").read_text())
-        return RunRecord(
-            plain["recipe"], plain["recipe_file"], plain["started"], plain["version"], tuple(plain["command"])
-        )
-    except (OSError, ValueError, KeyError) as error:
+        return RunRecord(**plain | {"command": tuple(plain["command"])})
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise RollRayError(
             f"{folder} is not the folder of a run",
             why=f"it has no readable run.json ({error})",
