@@ -29,7 +29,8 @@ class Machine:
     def this() -> Machine:
         nodes = [p for p in Path("/dev").glob("nvidia*") if p.name.removeprefix("nvidia").isdigit()]
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        gpus = len(nodes) if visible is None else len([d for d in visible.split(",") if d.strip() and not d.strip().startswith("-")])
+        named = [d for d in (visible or "").split(",") if d.strip() and d.strip() != "-1"]
+        gpus = len(nodes) if visible is None else len(named)
         return Machine(gpus, len(os.sched_getaffinity(0)), os.environ.get("RAY_ADDRESS"))
 
 

@@ -28,7 +28,7 @@ python recipes/grpo_qwen.py @mine.yaml learning_rate=1e-6 sampling.temperature=0
 ```
 
 - A name with a dot is a setting in a group; in YAML it is nested.
-- Values are YAML 1.2 scalars and lists: `1e-6` is a number, `true` and `false` are the only truth values, `null` is none.
+- Values are YAML 1.2 scalars and lists: `1e-6` is a number, `null` is none.
 - An unknown name is an error that says which one you may have meant. All that is wrong is said at once.
 - A recipe may have settings of its own and other defaults: `roll-ray plan RECIPE` shows them all.
 """
@@ -71,7 +71,13 @@ def _type(info: FieldInfo) -> str:
         for attribute, sign in _BOUNDS.items()
         if isinstance(rule, annotated_types.BaseMetadata) and getattr(rule, attribute, None) is not None
     ]
-    return _escaped(" ".join([_name(info.annotation), ", ".join(bounds)]).strip())
+    kinds = [_name(kind) for kind in _members(info.annotation) if kind is not NoneType]
+    null = " or null" if NoneType in _members(info.annotation) else ""
+    return _escaped(" ".join([" or ".join(kinds), ", ".join(bounds)]).strip() + null)
+
+
+def _members(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
 def _name(kind: Any) -> str:
@@ -81,8 +87,6 @@ def _name(kind: Any) -> str:
         return _name(get_args(kind)[0])
     if origin is Literal:
         return " or ".join(f"`{value}`" for value in get_args(kind))
-    if origin in (Union, UnionType):
-        return " or ".join("null" if k is NoneType else _name(k) for k in get_args(kind))
     if origin in (list, tuple):
         return f"list of {_name(get_args(kind)[0])}"
     return {int: "integer", float: "number", str: "text", bool: "true or false", Path: "path"}.get(
