@@ -6,6 +6,8 @@ wrote it, the log-probability under which it was sampled and the weight version 
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -150,33 +152,36 @@ class TrajectoryBuilder:
     """Builds the four arrays of a `Sample` by appending; nothing that was appended ever changes."""
 
     def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.roles: list[int] = []
-        self.logprobs: list[float] = []
-        self.versions: list[int] = []
+        self.tokens = array("i")
+        self.roles = array("b")
+        self.logprobs = array("f")
+        self.versions = array("i")
 
-    def append_given(self, tokens: list[int], role: Role) -> None:
+    def append_given(self, tokens: Sequence[int], role: Role) -> None:
         """Tokens of the prompt or the environment."""
-        self.tokens += tokens
-        self.roles += [int(role)] * len(tokens)
-        self.logprobs += [0.0] * len(tokens)
-        self.versions += [NO_VERSION] * len(tokens)
+        n = len(tokens)
+        self.tokens.extend(tokens)
+        self.roles.extend(array("b", [int(role)]) * n)
+        self.logprobs.extend(array("f", [0.0]) * n)
+        self.versions.extend(array("i", [NO_VERSION]) * n)
 
-    def append_policy(self, tokens: list[int], logprobs: list[float], versions: list[int]) -> None:
+    def append_policy(
+        self, tokens: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]
+    ) -> None:
         if not len(tokens) == len(logprobs) == len(versions):
             raise ValueError(
                 f"{len(tokens)} tokens, {len(logprobs)} log-probabilities, {len(versions)} weight versions: "
                 "an engine must report one of each per token"
             )
-        self.tokens += tokens
-        self.roles += [int(Role.POLICY)] * len(tokens)
-        self.logprobs += logprobs
-        self.versions += versions
+        self.tokens.extend(tokens)
+        self.roles.extend(array("b", [int(Role.POLICY)]) * len(tokens))
+        self.logprobs.extend(logprobs)
+        self.versions.extend(versions)
 
     def arrays(self) -> dict[str, Any]:
         return {
-            "tokens_T": np.asarray(self.tokens, np.int32),
-            "roles_T": np.asarray(self.roles, np.int8),
-            "logprobs_T": np.asarray(self.logprobs, np.float32),
-            "versions_T": np.asarray(self.versions, np.int32),
+            "tokens_T": np.array(self.tokens, np.int32),
+            "roles_T": np.array(self.roles, np.int8),
+            "logprobs_T": np.array(self.logprobs, np.float32),
+            "versions_T": np.array(self.versions, np.int32),
         }

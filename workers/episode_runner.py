@@ -1,0 +1,325 @@
+"""The episode runner: plays the attempts it is given and reports what happened, as events and receipts.
+
+Invariant. Each attempt that was launched here and not aborted ends in exactly one event, `Scored` or
+`Failed`; `Scored` with a reward is reported only when a store holds the sample. Reports are kept until the
+rollout manager acknowledges them, so it may restart at any time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from envs.task import Environment, ScoredView, SingleTurn, Tokenizer
+from roll_ray.actors import Actor
+from roll_ray.errors import WorkerDiedError
+from roll_ray.sample import NO_VERSION, Prompt, Reward, Sample, SamplingDistribution, Times
+from roll_ray.worker_protocols import EvaluationAnswer
+from schedulers.protocol import Aborted, Event, Failed, Generated, Launch, SampleId, Scored, Started, Visit
+from workers.engine_client import Asked, Engine, EngineClient, Generation, GenerationFailedError
+from workers.episode import Episode, EpisodeFailedError, Limits, play, seed_of
+from workers.prompt_books import PromptBooks, TokenCache
+from workers.reports import Fenced, ReportBox, Reports
+from workers.reward_client import RewardClient
+from workers.reward_worker import RewardWorker
+from workers.sample_store import SampleStore
+from workers.store_client import StoreClient
+from workers.tokenizer import load_tokenizer
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerSpec:
+    """What an episode runner needs to know. `environments` gives a factory by domain; others are single-turn.
+
+    `max_model_len` is the context of the engines in tokens, None when unknown. `reward_timeout_s` is for one
+    call to a reward worker.
+    """
+
+    name: str
+    model: str
+    sampling: SamplingDistribution
+    max_new_tokens: int
+    max_model_len: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    episode_timeout_s: float = 600.0
+    reward_timeout_s: float = 120.0
+    seed: int = 0
+    deterministic: bool = False
+    environments: Mapping[str, Callable[[], Environment]] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class _Attempt:
+    """An attempt that is being played. `phase` says whom it waits for."""
+
+    sample: SampleId
+    number: int
+    begun_s: float
+    phase: str = "prompt"
+    task: asyncio.Task[None] | None = None
+    episode: Episode | None = None
+
+
+class EpisodeRunner:
+    """Plays episodes through engines, reward workers and the store of its node. All methods are async."""
+
+    def __init__(
+        self,
+        spec: RunnerSpec,
+        engines: Sequence[Actor[Engine]],
+        rewards: Sequence[Actor[RewardWorker]],
+        store: Actor[SampleStore],
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        self.spec, self.incarnation = spec, uuid.uuid4().hex[:12]
+        self._engines = EngineClient(f"{spec.name}/{self.incarnation}", engines)
+        self._rewards = RewardClient(rewards, spec.reward_timeout_s)
+        self._store = StoreClient(store)
+        self._tokenizer = tokenizer
+        self._tokens = TokenCache()
+        self._books = PromptBooks()
+        self._box = ReportBox(spec.name, self.incarnation)
+        self._attempts: dict[SampleId, _Attempt] = {}
+        self._evaluations = 0
+        self._ready: asyncio.Task[None] | None = None
+
+    # --- what the rollout manager asks -----------------------------------------------------------
+
+    async def launch(self, orders: Sequence[Launch], prompts_ref: Any) -> str:
+        """Begin these attempts; `prompts_ref` leads to their prompts by id. Returns this incarnation."""
+        await self._start()
+        self._books.add([order.visit for order in orders], prompts_ref)
+        now_s = time.time()
+        for order in orders:
+            for index in order.sample_indices:
+                attempt = _Attempt(SampleId(order.visit, index), order.attempt, now_s)
+                self._stop(self._attempts.pop(attempt.sample, None))
+                self._attempts[attempt.sample] = attempt
+                attempt.task = asyncio.create_task(self._run(attempt))
+        return self.incarnation
+
+    async def abort(self, samples: Sequence[SampleId]) -> None:
+        """Stop these samples' attempts; `Aborted` is reported for those that were going on."""
+        now_s, events = time.time(), list[Event]()
+        for sample in samples:
+            attempt = self._attempts.pop(sample, None)
+            if attempt is not None:
+                n_tokens = attempt.episode.n_policy_tokens if attempt.episode else 0
+                events.append(Aborted(now_s, sample, attempt.number, n_tokens))
+                self._stop(attempt)
+        if events:
+            self._box.put(events)
+
+    async def reports(self, acknowledged: int, timeout_s: float) -> Reports:
+        """What happened after event number `acknowledged`, which the manager has safely logged."""
+        return await self._box.fetch(acknowledged, timeout_s)
+
+    async def fence(self) -> Fenced:
+        """Stop everything and forget every report: the manager begins anew with this runner."""
+        for attempt in self._attempts.values():
+            self._stop(attempt)
+        self._attempts.clear()
+        self._box.clear()
+        return Fenced(self.incarnation, self._books.handles())
+
+    async def forget(self, visits: Sequence[Visit]) -> None:
+        """These visits are over: their prompts are not needed any more."""
+        self._books.forget(visits)
+        self._tokens.forget(visits)
+
+    async def waiting_for(self) -> dict[str, Any]:
+        """Whom this runner's attempts wait for: `oldest_s`, `oldest`, and how many by phase and worker."""
+        oldest = min(self._attempts.values(), key=lambda a: a.begun_s, default=None)
+        phases: dict[str, int] = {}
+        for attempt in self._attempts.values():
+            phases[attempt.phase] = phases.get(attempt.phase, 0) + 1
+        return {
+            "attempts": len(self._attempts),
+            "phases": phases,
+            "engines": self._engines.waiting_for(),
+            "rewards": self._rewards.waiting_for(),
+            "oldest": f"{oldest.sample.visit.prompt_id} ({oldest.phase})" if oldest else "",
+            "oldest_s": time.time() - oldest.begun_s if oldest else 0.0,
+        }
+
+    # --- what the driver asks ----------------------------------------------------------------------
+
+    async def weights_version(self, version: int, ready: Sequence[str]) -> None:
+        """Weights `version` are published, and the engines named in `ready` hold them; others get nothing."""
+        self._engines.weights_version(version, ready)
+
+    async def evaluate(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingDistribution,
+        max_new_tokens: int,
+        stop_token_ids: tuple[int, ...] = (),
+    ) -> list[EvaluationAnswer]:
+        """Play one episode for each prompt, beside the scheduler: judged, but neither stored nor reported."""
+        await self._start()
+        self._evaluations += 1
+        limits = Limits(max_new_tokens, self.spec.max_model_len, self.spec.episode_timeout_s)
+        stops = stop_token_ids or self.spec.stop_token_ids
+        return list(
+            await asyncio.gather(
+                *(
+                    self._evaluate(prompt, SampleId(Visit(prompt.id, i), 0), sampling, limits, stops)
+                    for i, prompt in enumerate(prompts)
+                )
+            )
+        )
+
+    async def metrics(self) -> dict[str, float]:
+        counters = {f"engine_client_{name}": float(n) for name, n in self._engines.counters.items()}
+        return {**counters, "attempts": float(len(self._attempts))}
+
+    async def close(self) -> None:
+        """Stop everything (tests and the end of a run)."""
+        await self.fence()
+        await self._engines.close()
+
+    # --- one attempt -------------------------------------------------------------------------------
+
+    async def _run(self, attempt: _Attempt) -> None:
+        """Play, score, store, report."""
+        sample, number = attempt.sample, attempt.number
+        try:
+            event, receipts = await self._scored(attempt)
+        except (EpisodeFailedError, GenerationFailedError, WorkerDiedError) as error:
+            event, receipts = Failed(time.time(), sample, number, str(error)), []
+        except Exception as error:
+            # The boundary to user code (environment, tokenizer) and the store: a fault becomes an event.
+            log.exception("%s: attempt %d of %s failed", self.spec.name, number, sample)
+            event, receipts = Failed(time.time(), sample, number, f"{type(error).__name__}: {error}"), []
+        if self._attempts.get(sample) is attempt:
+            del self._attempts[sample]
+            self._box.put([event], receipts)
+
+    async def _scored(self, attempt: _Attempt) -> tuple[Event, list[Any]]:
+        spec, sample, number = self.spec, attempt.sample, attempt.number
+        prompt = await self._books.prompt(sample.visit)
+        seed = seed_of(spec.seed, sample, number)
+        attempt.episode = episode = Episode(prompt, seed)
+        started_s = time.time()
+        attempt.phase = "generating"
+        limits = Limits(spec.max_new_tokens, spec.max_model_len, spec.episode_timeout_s)
+
+        async def generate(episode: Episode, max_new_tokens: int) -> Generation:
+            asked = self._asked(episode, sample, number, spec.sampling, max_new_tokens, spec.stop_token_ids)
+            return await self._engines.generate(asked)
+
+        await play(episode, self._environment(prompt), self._tokens.of(sample.visit), generate, limits)
+        generated_s = time.time()
+        n_tokens = episode.n_policy_tokens
+        self._box.put([Generated(generated_s, sample, number, n_tokens, episode.finish_reason)])
+        attempt.phase = "scoring"
+        reward = await self._reward(episode, sample, number)
+        scored_s = time.time()
+        if not reward.valid:
+            return Scored(scored_s, sample, number, None, reward.reason), []
+        attempt.phase = "storing"
+        receipt = await self._store.put(
+            Sample(
+                id=sample,
+                attempt=number,
+                reward=reward,
+                finish_reason=episode.finish_reason,
+                sampling=spec.sampling,
+                domain=prompt.domain,
+                times=Times(started_s, generated_s, scored_s),
+                **episode.trajectory.arrays(),
+            )
+        )
+        return Scored(scored_s, sample, number, reward.value, reward.reason), [receipt]
+
+    def _asked(
+        self,
+        episode: Episode,
+        sample: SampleId,
+        number: int,
+        sampling: SamplingDistribution,
+        max_new_tokens: int,
+        stop_token_ids: tuple[int, ...],
+        what: str = "",
+    ) -> Asked:
+        visit, index = sample
+        first = episode.turn == 0 and not what
+
+        def started(version: int) -> None:
+            if first:
+                self._box.put([Started(time.time(), sample, number, version)])
+
+        return Asked(
+            id=f"{what}{visit.prompt_id}/{visit.number}/{index}@{number}:{episode.turn}",
+            prompt_tokens=tuple(episode.trajectory.tokens),
+            sampling=sampling,
+            max_new_tokens=max_new_tokens,
+            stop_token_ids=stop_token_ids,
+            seed=(episode.seed + episode.turn) % (1 << 63) if self.spec.deterministic else None,
+            so_far=episode.response,
+            started=started,
+        )
+
+    async def _reward(self, episode: Episode, sample: SampleId, number: int) -> Reward:
+        if episode.reward is not None:
+            return episode.reward
+        info = {**episode.prompt.info, **episode.info}
+        view = ScoredView(episode.prompt, episode.text, episode.finish_reason, sample, number, info)
+        return await self._rewards.score(view)
+
+    async def _evaluate(
+        self,
+        prompt: Prompt,
+        sample: SampleId,
+        sampling: SamplingDistribution,
+        limits: Limits,
+        stop_token_ids: tuple[int, ...],
+    ) -> EvaluationAnswer:
+        episode = Episode(prompt, seed_of(self.spec.seed, sample, 0))
+        what = f"evaluation-{self._evaluations}/"
+        versions: list[int] = [NO_VERSION]
+
+        async def generate(episode: Episode, max_new_tokens: int) -> Generation:
+            asked = self._asked(episode, sample, 0, sampling, max_new_tokens, stop_token_ids, what)
+            return await self._engines.generate(asked)
+
+        try:
+            await play(episode, self._environment(prompt), self._tokens.uncached, generate, limits)
+            reward = await self._reward(episode, sample, 0)
+        except (EpisodeFailedError, GenerationFailedError) as error:
+            reward = Reward.invalid(str(error))
+        versions += episode.trajectory.versions
+        return EvaluationAnswer(prompt.id, episode.text, reward, episode.n_policy_tokens, max(versions))
+
+    # --- means ---------------------------------------------------------------------------------------
+
+    def _environment(self, prompt: Prompt) -> Environment:
+        factory = self.spec.environments.get(prompt.domain)
+        return factory() if factory is not None else SingleTurn()
+
+    def _stop(self, attempt: _Attempt | None) -> None:
+        if attempt is not None and attempt.task is not None:
+            attempt.task.cancel()
+
+    async def _start(self) -> None:
+        """Load the tokenizer and greet engines and reward workers, once, however many ask."""
+        if self._ready is None:
+            self._ready = asyncio.create_task(self._get_ready())
+        try:
+            await asyncio.shield(self._ready)
+        except Exception:
+            self._ready = None  # the next call tries again
+            raise
+
+    async def _get_ready(self) -> None:
+        if self._tokenizer is None:
+            self._tokenizer = await asyncio.to_thread(load_tokenizer, self.spec.model)
+        self._tokens.tokenizer = self._tokenizer
+        await asyncio.gather(self._engines.start(), self._rewards.start())

@@ -1,0 +1,145 @@
+"""A runner's side of rewards: ended responses out in batches by domain, a reward back for each, always.
+
+A reward worker that dies or does not answer in time costs an attempt; after `MAX_ATTEMPTS` the reward is
+invalid with the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from envs.task import ScoredView
+from roll_ray.actors import Actor, ActorUnavailable
+from roll_ray.errors import WorkerDiedError
+from roll_ray.sample import Reward
+from workers.reward_worker import RewardWorker
+
+log = logging.getLogger(__name__)
+
+MAX_ATTEMPTS = 3
+MAX_BATCH = 32
+RETRY_INTERVAL_S = 0.5
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    view: ScoredView
+    future: asyncio.Future[Reward]
+    attempts: int = 0
+    reason: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class _Link:
+    actor: Actor[RewardWorker]
+    domains: frozenset[str] = frozenset()
+    outstanding: int = 0
+    dead: bool = False
+
+
+@dataclass(slots=True)
+class RewardClient:
+    """Scores through several reward workers, the least busy one that knows the domain."""
+
+    workers: Sequence[Actor[RewardWorker]]
+    timeout_s: float
+    """Of one call, thread queues included; a worker has its own time-out for each response."""
+    _links: list[_Link] = field(default_factory=list)
+    _outbox: list[_Asked] = field(default_factory=list)
+    _flush: asyncio.Task[None] | None = None
+    _calls: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def start(self) -> None:
+        """Learn which worker scores which domain. Waits for workers that are starting. Again: nothing."""
+        if not self._links:
+            self._links = [_Link(actor) for actor in self.workers]
+            await asyncio.gather(*(self._greet(link) for link in self._links))
+
+    async def score(self, view: ScoredView) -> Reward:
+        asked = _Asked(view, asyncio.get_running_loop().create_future())
+        self._put(asked)
+        return await asked.future
+
+    def waiting_for(self) -> dict[str, int]:
+        """Responses being scored, by worker."""
+        return {link.actor.name: link.outstanding for link in self._links if link.outstanding}
+
+    def _put(self, asked: _Asked) -> None:
+        self._outbox.append(asked)
+        if self._flush is None or self._flush.done():
+            self._flush = asyncio.create_task(self._send_gathered())
+
+    async def _send_gathered(self) -> None:
+        """What this tick ended goes out together."""
+        await asyncio.sleep(0)
+        outbox, self._outbox = self._outbox, []
+        by_domain: dict[str, list[_Asked]] = {}
+        for asked in outbox:
+            if not asked.future.done():
+                by_domain.setdefault(asked.view.domain, []).append(asked)
+        for domain, gathered in by_domain.items():
+            for begin in range(0, len(gathered), MAX_BATCH):
+                self._send(domain, gathered[begin : begin + MAX_BATCH])
+
+    def _send(self, domain: str, batch: list[_Asked]) -> None:
+        alive = [link for link in self._links if not link.dead]
+        knowing = [link for link in alive if domain in link.domains]
+        if not knowing:
+            known = sorted({d for link in self._links for d in link.domains})
+            what = f"no reward function for domain {domain!r}; known: {', '.join(known)}"
+            reason = what if alive else f"every reward worker is dead; {batch[0].reason}"
+            _settle(batch, [Reward.invalid(reason)] * len(batch))
+            return
+        link = min(knowing, key=lambda link: link.outstanding)
+        call = asyncio.create_task(self._score(link, batch))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+
+    async def _score(self, link: _Link, batch: list[_Asked]) -> None:
+        link.outstanding += len(batch)
+        try:
+            call = link.actor.call(RewardWorker.score_many, [asked.view for asked in batch])
+            _settle(batch, await asyncio.wait_for(call, self.timeout_s))
+            return
+        except TimeoutError:
+            reason = f"{link.actor.name} did not answer within {self.timeout_s:g} s"
+        except WorkerDiedError as error:
+            link.dead, reason = True, str(error)
+        except ActorUnavailable as error:
+            reason = str(error)
+        except Exception as error:  # the boundary to the worker: its fault is the reason of the retry
+            reason = f"{link.actor.name}: {type(error).__name__}: {error}"
+        finally:
+            link.outstanding -= len(batch)
+        log.warning("%d responses are scored again: %s", len(batch), reason)
+        await asyncio.sleep(RETRY_INTERVAL_S)
+        self._again(batch, reason)
+
+    def _again(self, batch: list[_Asked], reason: str) -> None:
+        for asked in batch:
+            asked.attempts, asked.reason = asked.attempts + 1, reason
+            if asked.attempts >= MAX_ATTEMPTS:
+                _settle([asked], [Reward.invalid(f"not scored in {MAX_ATTEMPTS} attempts: {reason}")])
+            else:
+                self._put(asked)
+
+    async def _greet(self, link: _Link) -> None:
+        while True:
+            try:
+                link.domains = frozenset(await link.actor.call(RewardWorker.domains))
+                return
+            except ActorUnavailable:
+                await asyncio.sleep(RETRY_INTERVAL_S)
+            except WorkerDiedError as error:
+                log.warning("%s", error)
+                link.dead = True
+                return
+
+
+def _settle(batch: Sequence[_Asked], rewards: Sequence[Reward]) -> None:
+    for asked, reward in zip(batch, rewards, strict=True):
+        if not asked.future.done():
+            asked.future.set_result(reward)
