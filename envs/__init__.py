@@ -1,0 +1,1 @@
+"""Tasks and verifiers: prompts, environments, reward functions. No Ray, no torch."""
