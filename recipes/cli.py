@@ -49,7 +49,7 @@ def _resume(options: argparse.Namespace) -> NoReturn:
         raise RollRayError(
             f"{folder} has no checkpoint to go on from",
             why="the run ended before the first one was written",
-            next_step=f"start it again: roll-ray run {record.recipe} @{folder}/settings.yaml",
+            next_step=f"start it again: roll-ray run {_recipe_of(record)} @{folder}/settings.yaml",
         )
     file = _recipe_of(record)
     if Path(record.working_folder).is_dir():
