@@ -1,0 +1,179 @@
+"""The tracker: a controller's step becomes one line of numbers, and every second of it is accounted for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from roll_ray.parts import Part
+from roll_ray.receipts import Cut, Receipt
+from roll_ray.sample import Prompt, Reward, Role, Sample, SamplingDistribution
+from roll_ray.tracking.display import Progress
+from roll_ray.tracking.metrics import UndeclaredMetricError
+from roll_ray.tracking.run_folder import RunFolder, read_metrics
+from roll_ray.tracking.run_tracker import RunTracker, batch_metrics
+from roll_ray.tracking.timeline import Timeline
+from schedulers.protocol import SampleId, Visit
+
+
+class Silent:
+    """A display that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.progress = Progress(10, 0)
+
+    def phase(self, name: str) -> None: ...
+
+    def step(self, step: int, metrics: object) -> None: ...
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def close(self) -> None: ...
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def receipt(prompt: str, index: int, reward: float | None, n_tokens: int = 10) -> Receipt:
+    return Receipt(
+        SampleId(Visit(prompt, 0), index),
+        0,
+        "s",
+        n_tokens + 5,
+        n_tokens,
+        index == 1,
+        reward,
+        "",
+        "d",
+        0,
+        0,
+        1.0,
+        0.5,
+    )
+
+
+def part(*receipts: Receipt) -> Part:
+    return Part(Cut(1, receipts), ())
+
+
+def sample() -> Sample:
+    return Sample(
+        SampleId(Visit("a", 0), 0),
+        0,
+        np.asarray([1, 2, 3], np.int32),
+        np.asarray([Role.PROMPT, Role.POLICY, Role.POLICY], np.int8),
+        np.zeros(3, np.float32),
+        np.asarray([-1, 4, 5], np.int32),
+        Reward(0.0, "wrong"),
+        "stop",
+        SamplingDistribution(),
+    )
+
+
+def tracker(folder: Path, clock: Clock, **sources: object) -> RunTracker:
+    return RunTracker(
+        folder=RunFolder(folder),
+        timeline=Timeline(folder / "timeline.json"),
+        display=Silent(),
+        decode=lambda tokens: " ".join(map(str, tokens)),
+        shown=lambda: [(Prompt("a", text="one?"), sample())],
+        clock=clock,
+        **sources,  # type: ignore[arg-type]
+    )
+
+
+def test_the_numbers_of_a_batch_leave_invalid_rewards_out() -> None:
+    numbers = batch_metrics(
+        part(receipt("a", 0, 1.0), receipt("a", 1, 0.0), receipt("b", 0, 1.0, 30), receipt("b", 1, None))
+    )
+    assert numbers["reward_mean"] == pytest.approx(2 / 3)
+    assert numbers["invalid_share"] == 0.25
+    assert numbers["truncated_share"] == 0.5
+    assert numbers["no_signal_share"] == 0.5, "one valid reward in a group gives no advantage"
+    assert numbers["response_tokens_mean"] == 15
+    assert numbers["response_tokens_max"] == 30
+
+
+def test_a_batch_without_a_valid_reward_has_no_mean() -> None:
+    assert batch_metrics(part(receipt("a", 0, None)))["reward_mean"] is None
+
+
+def test_every_second_of_a_step_is_in_the_breakdown(tmp_path: Path) -> None:
+    clock = Clock()
+    run = tracker(tmp_path, clock, sources=[lambda: {"loss": 0.5}])
+    run.begun(0, {"heldout_accuracy": 0.25})
+    for name, seconds in (("rollout", 4.0), ("train", 2.0), ("update", 1.0), ("evaluation", 10.0)):
+        with run.phase(name):
+            clock.now_s += seconds
+    clock.now_s += 1.0
+    run.step_done(1, part(receipt("a", 0, 1.0, 40), receipt("a", 1, 0.0, 40)), {"heldout_accuracy": 0.5})
+    first, row = read_metrics(tmp_path)
+    assert (first["step"], first["heldout_accuracy"], first["reward_mean"]) == (0, 0.25, None)
+    assert {
+        k: row[k] for k in ("step_s", "rollout_s", "train_s", "update_s", "control_s", "evaluation_s")
+    } == {
+        "step_s": 8.0,
+        "rollout_s": 4.0,
+        "train_s": 2.0,
+        "update_s": 1.0,
+        "control_s": 1.0,
+        "evaluation_s": 10.0,
+    }
+    assert row["tokens_per_s"] == 10.0
+    assert (row["loss"], row["heldout_accuracy"], row["weight_version"]) == (0.5, 0.5, 1)
+
+
+def test_the_next_step_starts_with_clean_clocks(tmp_path: Path) -> None:
+    clock = Clock()
+    run = tracker(tmp_path, clock)
+    run.begun(3, {"heldout_accuracy": 0.25})  # resumed: step 3 has its line already
+    for step in (4, 5):
+        with run.phase("rollout"):
+            clock.now_s += step
+        run.step_done(step, part(receipt("a", 0, 1.0), receipt("a", 1, 0.0)), {})
+    assert [(r["step"], r["rollout_s"]) for r in read_metrics(tmp_path)] == [(4, 4.0), (5, 5.0)]
+
+
+def test_sinks_get_the_same_numbers(tmp_path: Path) -> None:
+    seen: list[tuple[int, object]] = []
+
+    class Sink:
+        def record(self, step: int, metrics: object) -> None:
+            seen.append((step, metrics))
+
+    run = tracker(tmp_path, Clock(), sinks=[Sink()])
+    run.begun(0, {})
+    run.step_done(1, part(receipt("a", 0, 1.0)), {})
+    ((step, numbers),) = seen
+    assert step == 1
+    assert numbers["reward_mean"] == 1.0  # type: ignore[index]
+
+
+def test_an_undeclared_number_reaches_no_sink(tmp_path: Path) -> None:
+    run = tracker(tmp_path, Clock(), sources=[lambda: {"mystery": 1.0}])
+    run.begun(0, {})
+    with pytest.raises(UndeclaredMetricError, match="mystery"):
+        run.step_done(1, part(receipt("a", 0, 1.0)), {})
+    assert read_metrics(tmp_path) == []
+
+
+def test_flat_rewards_are_warned_of_in_all_places(tmp_path: Path) -> None:
+    run = tracker(tmp_path, Clock())
+    run.begun(0, {})
+    for step in (1, 2, 3, 4):
+        run.step_done(step, part(receipt("a", 0, 0.0), receipt("a", 1, 0.0)), {})
+    (said,) = run.display.said  # type: ignore[attr-defined]
+    for word in ("rewards of the first 3 steps are 0", "one?", "2 3", "wrong"):
+        assert word in said
+    assert "first 3 steps" in (tmp_path / "warnings.jsonl").read_text()
+    assert '"warning"' in (tmp_path / "timeline.json").read_text()
+    assert "one?" in (tmp_path / "trajectories.jsonl").read_text()
