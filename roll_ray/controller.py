@@ -23,9 +23,9 @@ class Rollouts(Protocol):
 
     async def trained(self, version: int) -> None: ...
 
-    def state(self) -> dict[str, Any]: ...
+    async def state(self) -> dict[str, Any]: ...
 
-    def restore(self, state: Mapping[str, Any]) -> None: ...
+    async def restore(self, state: Mapping[str, Any]) -> None: ...
 
 
 class Trainer(Protocol):
@@ -108,9 +108,9 @@ class Controller:
     async def _begin(self, resume_from: Checkpoint | None) -> None:
         if resume_from is not None:
             await self.trainer.load(str(resume_from.trainer_folder))
-            self.rollouts.restore(resume_from.state["rollouts"])
+            await self.rollouts.restore(resume_from.state["rollouts"])
             self.step = self._saved_step = resume_from.step
-        self._state = {"rollouts": self.rollouts.state()}
+        self._state = {"rollouts": await self.rollouts.state()}
         with self.tracker.phase("update"):
             await self._interruptible(self.publish(self.step))
 
@@ -127,7 +127,7 @@ class Controller:
         with self.tracker.phase("update"):
             await self.publish(step)
         await self.rollouts.trained(step)
-        self.step, self._state = step, {"rollouts": self.rollouts.state()}
+        self.step, self._state = step, {"rollouts": await self.rollouts.state()}
         return part
 
     async def _parts(self, step: int) -> AsyncIterator[Part]:

@@ -14,23 +14,16 @@ from typing import Any, Protocol
 
 from roll_ray.actors import Actor, ActorUnavailable, Pool
 from roll_ray.errors import RollRayError, WeightUpdateError
+from roll_ray.supervision import restarts
 from roll_ray.worker_protocols import EngineWorker, TrainerWorker
 
-SUPERVISION_INTERVAL_S = 1.0
+RETRY_INTERVAL_S = 5.0
 
 
 class Announcer(Protocol):
     """Tells the runners which engines have the published version; the others are fenced."""
 
     async def __call__(self, version: int, ready: list[str]) -> None: ...
-
-
-class Supervised(Protocol):
-    """An actor whose process can be told from the one before it."""
-
-    name: str
-
-    async def identity(self) -> Any: ...
 
 
 @dataclass(slots=True)
@@ -61,8 +54,10 @@ class EnginePool:
         failed = {e.name: p for e, p in zip(self.engines, problems, strict=True) if p}
         self._ready = {e.name for e in self.engines} - set(failed)
         await self.announce(version, sorted(self._ready))
-        for name, problem in failed.items():
-            self.say(f"{name} did not take weight version {version} and is fenced: {problem}")
+        for engine in self.engines:
+            if problem := failed.get(engine.name):
+                self.say(f"{engine.name} did not take weight version {version} and is fenced: {problem}")
+                self._bring_up(engine, fresh=False)
         if len(self._ready) < math.ceil(len(self.engines) / 2):
             raise WeightUpdateError(
                 f"weight version {version} was committed by {len(self._ready)} of {len(self.engines)} engines",
@@ -82,44 +77,42 @@ class EnginePool:
         return ""
 
     async def supervise(self) -> None:
-        """Until cancelled: an engine that came back as a new process, or missed an update, is brought up again."""
-        known = {engine.name: await _pid(engine) for engine in self.engines}
-        while True:
-            await asyncio.sleep(SUPERVISION_INTERVAL_S)
-            for engine in self.engines:
-                pid = await _pid(engine)
-                if pid is None:
-                    self._ready.discard(engine.name)
-                    continue
-                restarted = known[engine.name] is not None and pid != known[engine.name]
-                known[engine.name] = pid
-                if restarted:
-                    self._ready.discard(engine.name)
-                    self.say(f"{engine.name} was restarted as process {pid}")
-                if engine.name not in self._ready and engine.name not in self._catching_up:
-                    self._catching_up[engine.name] = asyncio.create_task(self._catch_up(engine, restarted))
+        """Until cancelled: an engine that came back as a new process is started and brought up to date."""
+        async for engine, pid in restarts(self.engines.actors):
+            self._ready.discard(engine.name)
+            if pid is None:
+                self.say(f"{engine.name} died; its requests go on elsewhere, or when it is back")
+            else:
+                self.say(f"{engine.name} is back as process {pid}")
+                self._bring_up(engine, fresh=True)
 
-    async def _catch_up(self, engine: Actor[EngineWorker], restarted: bool) -> None:
+    def _bring_up(self, engine: Actor[EngineWorker], *, fresh: bool) -> None:
+        if engine.name not in self._catching_up:
+            self._catching_up[engine.name] = asyncio.create_task(self._catch_up(engine, fresh))
+
+    async def _catch_up(self, engine: Actor[EngineWorker], fresh: bool) -> None:
+        """Start an engine if it is a new process, and update it until it has the published version."""
         try:
-            if restarted:
+            if fresh:
                 await engine.call(EngineWorker.start)
-            version = self.version
-            problem = await self._commit(engine)
-            if problem:
-                self.say(f"{engine.name} is still behind: {problem}")
-            elif version == self.version:
-                self._ready.add(engine.name)
-                await self.announce(version, sorted(self._ready))
-                self.say(f"{engine.name} has caught up with weight version {version}")
+            while engine.name not in self._ready:
+                version = self.version
+                problem = await self._commit(engine)
+                if problem:
+                    self.say(f"{engine.name} is still behind: {problem}")
+                    await asyncio.sleep(RETRY_INTERVAL_S)
+                elif version == self.version:
+                    self._ready.add(engine.name)
+                    await self.announce(version, sorted(self._ready))
+                    self.say(f"{engine.name} has caught up with weight version {version}")
         except (RollRayError, ActorUnavailable) as error:
             self.say(f"{engine.name} could not be brought up: {error}")
         finally:
             del self._catching_up[engine.name]
 
-
-async def _pid(actor: Any) -> int | None:
-    """The process behind an actor; None while there is none."""
-    try:
-        return int((await actor.identity()).pid)
-    except (ActorUnavailable, RollRayError):
-        return None
+    async def close(self) -> None:
+        """Stop catching up."""
+        tasks = list(self._catching_up.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

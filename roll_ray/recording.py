@@ -131,10 +131,10 @@ class ReplayRollouts:
     async def trained(self, version: int) -> None:
         """Nothing is held that could be released."""
 
-    def state(self) -> dict[str, Any]:
+    async def state(self) -> dict[str, Any]:
         return {}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    async def restore(self, state: Mapping[str, Any]) -> None:
         """A recorded step is found by its number: there is no position to restore."""
 
     def _share(self, folder: Path, receipts: list[Receipt]) -> Share:

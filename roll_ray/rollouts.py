@@ -22,6 +22,8 @@ from roll_ray.worker_protocols import ManagerWorker, StoreWorker
 from schedulers.protocol import SampleId, Visit
 
 POLL_S = 5.0
+RETRY_INTERVAL_S = 0.5
+PATIENCE_S = 60.0
 
 
 class PromptSource(Protocol):
@@ -62,7 +64,6 @@ class LiveRollouts:
     peek: int = 2
     shown: list[tuple[Prompt, Any]] = field(default_factory=list)
     _prompts_of_step: dict[str, Prompt] = field(default_factory=dict)
-    _receipts_of_step: tuple[Receipt, ...] = ()
 
     async def parts(self, step: int) -> AsyncIterator[Part]:
         """Offer the prompts of a step and give its batch when it is complete."""
@@ -70,11 +71,11 @@ class LiveRollouts:
         await self._offer(step, self.prompts_per_step, starts_step=True)
         said_s = time.monotonic()
         while True:
-            outcome = await _patient(lambda: self.manager.call(ManagerWorker.next_outcome, POLL_S))
+            outcome = await _patient(self.manager, ManagerWorker.next_outcome, POLL_S)
             if outcome is None:
                 if time.monotonic() - said_s > self.waiting_interval_s:
                     said_s = time.monotonic()
-                    self.say_waiting(await _patient(lambda: self.manager.call(ManagerWorker.waiting_for)))
+                    self.say_waiting(await _patient(self.manager, ManagerWorker.waiting_for))
             elif isinstance(outcome, PromptsWanted):
                 await self._offer(step, outcome.count, starts_step=False)
             elif isinstance(outcome, Stopped):
@@ -88,27 +89,20 @@ class LiveRollouts:
                     yield await self._deliver(outcome)
                     return
                 except SharesLost as lost:
-                    samples, reason = lost.samples, lost.reason
-                    await _patient(lambda: self.manager.call(ManagerWorker.lost, samples, reason))
+                    await _patient(self.manager, ManagerWorker.lost, lost.samples, lost.reason)
 
     async def trained(self, version: int) -> None:
-        """The batch gave this weight version, which the engines now have: forget its samples."""
-        await _patient(lambda: self.manager.call(ManagerWorker.trained, version))
-        await _patient(lambda: self.manager.call(ManagerWorker.weights_published, version))
-        by_store = itertools.groupby(sorted(self._receipts_of_step, key=lambda r: r.store), lambda r: r.store)
-        for store, receipts in by_store:
-            ids = [(r.sample, r.attempt) for r in receipts]
-            try:
-                await self.stores[store].call(StoreWorker.drop, ids)
-            except ActorUnavailable:
-                continue  # a store that died holds nothing that could be dropped
-        self._receipts_of_step = ()
+        """The batch gave this weight version, which the engines now have; the manager drops its samples."""
+        await _patient(self.manager, ManagerWorker.trained, version)
+        await _patient(self.manager, ManagerWorker.weights_published, version)
 
-    def state(self) -> dict[str, Any]:
-        return {"prompts": self.prompts.state()}
+    async def state(self) -> dict[str, Any]:
+        manager = await _patient(self.manager, ManagerWorker.state)
+        return {"prompts": self.prompts.state(), "manager": manager}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    async def restore(self, state: Mapping[str, Any]) -> None:
         self.prompts.restore(state["prompts"])
+        await _patient(self.manager, ManagerWorker.restore, state["manager"])
 
     async def _offer(self, step: int, n: int, *, starts_step: bool) -> None:
         drawn = self.prompts.draw(n)
@@ -116,9 +110,7 @@ class LiveRollouts:
         book = self.objects.put({prompt.id: prompt for _, prompt in drawn})
         visits = [visit for visit, _ in drawn]
         domains = [prompt.domain for _, prompt in drawn]
-        await _patient(
-            lambda: self.manager.call(ManagerWorker.offer, step, visits, domains, [book], starts_step)
-        )
+        await _patient(self.manager, ManagerWorker.offer, step, visits, domains, [book], starts_step)
 
     async def _deliver(self, cut: Cut) -> Part:
         shares = [
@@ -127,7 +119,6 @@ class LiveRollouts:
         fetched = await asyncio.gather(
             *(self._share(receipts) for mini_batch in shares for receipts in mini_batch)
         )
-        self._receipts_of_step = cut.receipts
         self.shown = await self._peek(cut)
         rows = [tuple(fetched[i : i + self.ranks]) for i in range(0, len(fetched), self.ranks)]
         return Part(cut, tuple(MiniBatch(row) for row in rows))
@@ -159,13 +150,13 @@ class LiveRollouts:
         return shown
 
 
-async def _patient(call: Callable[[], Any], attempts: int = 30, pause_s: float = 1.0) -> Any:
-    """Make a call on an actor that may be restarting; its name is in the error when it stays away."""
-    for attempt in itertools.count(1):
+async def _patient(actor: Actor[Any], method: Callable[..., Any], *args: Any) -> Any:
+    """Call an actor that may be restarting, for up to `PATIENCE_S`; its name is in the error if it stays away."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while True:
         try:
-            return await call()
+            return await actor.call(method, *args)
         except ActorUnavailable:
-            if attempt >= attempts:
+            if time.monotonic() > deadline_s:
                 raise
-            await asyncio.sleep(pause_s)
-    raise AssertionError("unreachable")
+            await asyncio.sleep(RETRY_INTERVAL_S)

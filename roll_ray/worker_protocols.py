@@ -65,13 +65,15 @@ class ManagerWorker(Protocol):
 
     async def waiting_for(self) -> str: ...
 
+    async def state(self) -> dict[str, Any]: ...
+
+    async def restore(self, state: Mapping[str, Any]) -> None: ...
+
 
 class StoreWorker(Protocol):
     """A sample store."""
 
     def fetch(self, ids: Sequence[tuple[SampleId, int]]) -> Any: ...
-
-    def drop(self, ids: Sequence[tuple[SampleId, int]]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

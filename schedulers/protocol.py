@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 
 class Visit(NamedTuple):
@@ -240,7 +240,7 @@ Action = (
 class Scheduler(Protocol):
     """A rollout scheduler. Equal events give equal actions, whatever the process or the clock."""
 
-    max_attempts: ClassVar[int]
+    max_attempts: int
 
     def handle(self, events: Sequence[Event]) -> list[Action]:
         """Take note of what happened and say what to do. Events of closed attempts are counted and ignored."""

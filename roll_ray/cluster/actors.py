@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import glob
+import importlib.util
 import inspect
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 import ray
@@ -29,6 +31,7 @@ T = TypeVar("T")
 
 LOG_LINES = 12
 LOG_CHARACTERS_PER_LINE = 400
+_RAY_HEADERS = (":job_id:", ":actor_name:", ":task_name:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +154,21 @@ def kill(actor: Any) -> None:
     ray.kill(actor.handle, no_restart=True)
 
 
-def here() -> NodeAffinitySchedulingStrategy:
-    """A seat on the driver's own node, for workers that ask for no device."""
-    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+def seat_on(node: str | None) -> NodeAffinitySchedulingStrategy:
+    """A seat on a node (None: the driver's own), for workers that ask for no device."""
+    return NodeAffinitySchedulingStrategy(node or ray.get_runtime_context().get_node_id(), soft=True)
+
+
+def pickled_by_value(module: ModuleType | None) -> None:
+    """Let functions of this module travel whole, unless workers can import the module under its name."""
+    if module is None or module.__name__ == "__main__":
+        return
+    try:
+        importable = importlib.util.find_spec(module.__name__) is not None
+    except ValueError:
+        importable = False
+    if not importable:
+        ray.cloudpickle.register_pickle_by_value(module)
 
 
 def last_log_lines(identity: Identity | None) -> str:
@@ -165,7 +180,8 @@ def last_log_lines(identity: Identity | None) -> str:
     lines: list[str] = []
     for kind in ("out", "err"):
         for path in glob.glob(str(folder / f"{pattern}.{kind}")):
-            lines += Path(path).read_text(errors="replace").splitlines()[-LOG_LINES:]
+            written = Path(path).read_text(errors="replace").splitlines()[-LOG_LINES:]
+            lines += [line for line in written if not line.startswith(_RAY_HEADERS)]
     if lines:
         return "its last log lines:\n    " + "\n    ".join(
             x[:LOG_CHARACTERS_PER_LINE] for x in lines[-LOG_LINES:]

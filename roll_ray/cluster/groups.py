@@ -7,7 +7,12 @@ from collections.abc import Iterator, Mapping
 from fractions import Fraction
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from roll_ray.cluster.session import Session
@@ -27,6 +32,10 @@ class Group:
         return PlacementGroupSchedulingStrategy(
             self.group, placement_group_bundle_index=seat.bundle, placement_group_capture_child_tasks=False
         )
+
+    def node_of(self, seat: Seat) -> str:
+        """The id of the node that the seat's bundle lies on."""
+        return str(placement_group_table(self.group)["bundles_to_node_id"][seat.bundle])
 
     def resources(self, seat: Seat) -> Mapping[str, float]:
         """The seat's declared share: 1/k of each of its devices (never rounded up over the bundle)."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ import ray
 from ray.exceptions import RaySystemError
 
 from roll_ray.errors import RollRayError
+from roll_ray.home import inside_ray_job
 from roll_ray.settings import RunSettings
 
 OBJECT_STORE_BYTES = 512 << 20
@@ -32,7 +32,7 @@ class Session:
 def session(settings: RunSettings, namespace: str) -> Iterator[Session]:
     """Connect to Ray for one run; a cluster that this started is shut down at the end."""
     address = settings.devices.ray_address or os.environ.get("RAY_ADDRESS")
-    local = address is None and not _inside_a_job()
+    local = address is None and not inside_ray_job()
     devices = max((*settings.devices.rollout, *settings.devices.train), default=0) + 1
     options: dict[str, object] = {
         "namespace": namespace,
@@ -47,6 +47,7 @@ def session(settings: RunSettings, namespace: str) -> Iterator[Session]:
         }
     else:
         options["address"] = address or "auto"
+    os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"  # errors are raised where results are awaited
     try:
         ray.init(**options)
     except (ConnectionError, RaySystemError, RuntimeError) as error:
@@ -62,22 +63,6 @@ def session(settings: RunSettings, namespace: str) -> Iterator[Session]:
         yield Session(resource, int(ray.cluster_resources().get(resource, 0)), local, namespace)
     finally:
         ray.shutdown()
-
-
-def node_ip() -> str:
-    return str(ray.util.get_node_ip_address())
-
-
-def free_port() -> int:
-    """A port that was free a moment ago on this node."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
-
-
-def _inside_a_job() -> bool:
-    """Whether a driver was started by `ray job submit`: Ray then hands it its job configuration."""
-    return "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
 
 
 def _device_resource(settings: RunSettings) -> str:

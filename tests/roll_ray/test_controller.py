@@ -58,10 +58,10 @@ class Journal:
     async def trained(self, version):
         self.deeds.append(("trained", version))
 
-    def state(self):
+    async def state(self):
         return {"position": self.position}
 
-    def restore(self, state):
+    async def restore(self, state):
         self.position = state["position"]
 
     async def score(self, part):

@@ -1,0 +1,201 @@
+"""The pipeline that recipes hand over to: workers on their seats, the controller's parts, one run.
+
+    Pipeline(settings, Task(train, heldout, rewards={"default": my_reward})).run()
+
+A recipe says what is trained on (`Task`) and which rules it changes (`Rules`); the rest is here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from envs.task import Environment, RewardFunction
+from recipes.rules import Rules, default_rules
+from recipes.staff import Staff, staffed
+from roll_ray.checkpoint import Checkpoint, CheckpointFolder
+from roll_ray.cluster.metrics_sink import RayMetricsSink
+from roll_ray.cluster.objects import RayObjectStore
+from roll_ray.cluster.session import session
+from roll_ray.controller import Controller, RunResult
+from roll_ray.data_stream import PromptStream
+from roll_ray.engines import EnginePool
+from roll_ray.errors import RollRayError, SettingsError
+from roll_ray.evaluation import Evaluator
+from roll_ray.placement import missing_devices, place
+from roll_ray.recording import Recorder, ReplayRollouts
+from roll_ray.rollouts import LiveRollouts
+from roll_ray.sample import Prompt
+from roll_ray.scoring import Scorer
+from roll_ray.settings import RunSettings
+from roll_ray.tracking.display import open_display
+from roll_ray.tracking.run_folder import RunFolder
+from roll_ray.tracking.run_tracker import RunTracker
+from roll_ray.tracking.tensorboard_sink import TensorBoardSink
+from roll_ray.tracking.timeline import Timeline
+from roll_ray.trainers import TrainerGroup
+from roll_ray.weights.folders import remove_run, run_folder, sweep_stale
+from workers.tokenizer import load_tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is trained on. `rewards` and `environments` are by domain; a domain without an environment is
+    single-turn. A reward function is any `f(view) -> float | Reward`."""
+
+    train: Sequence[Prompt]
+    heldout: Sequence[Prompt] = ()
+    rewards: Mapping[str, RewardFunction] = field(default_factory=dict)
+    environments: Mapping[str, Callable[[], Environment]] = field(default_factory=dict)
+
+    def problems(self) -> list[str]:
+        """Domains of prompts that nobody rewards."""
+        domains = {p.domain for p in (*self.train, *self.heldout)}
+        unknown = sorted(domains - set(self.rewards) - set(self.environments))
+        known = ", ".join(sorted(self.rewards)) or "none"
+        return [f"no reward function for domain {d!r}; known: {known}" for d in unknown]
+
+
+class Pipeline:
+    """A run that can be started once. Set `interrupt` to end it after saving the last finished step."""
+
+    def __init__(self, settings: RunSettings, task: Task, rules: Rules | None = None) -> None:
+        problems = settings.problems() + task.problems()
+        if settings.run_dir is None:
+            problems.append("run_dir is not set: run_recipe sets it, a program of your own has to")
+        if problems:
+            raise SettingsError("these settings cannot run together:\n  " + "\n  ".join(problems))
+        assert settings.run_dir is not None
+        self.settings, self.task = settings, task
+        self.rules = rules or default_rules(settings)
+        self.folder: Path = settings.run_dir
+        self.name = settings.run_name or self.folder.name
+        self.interrupt = asyncio.Event()
+
+    async def run(self) -> RunResult:
+        """Start the workers, train, and leave nothing behind."""
+        checkpoints = CheckpointFolder(self.folder, self.settings.keep_checkpoints)
+        checkpoint = self._checkpoint_to_resume(checkpoints)
+        sweep_stale()
+        with session(self.settings, f"roll-ray/{self.name}") as ray_session:
+            if missing := missing_devices(self.settings, ray_session.devices):
+                raise SettingsError("\n".join(missing))
+            async with (
+                staffed(self.settings, self.task, self.rules, ray_session, self.folder) as staff,
+                self._tracker(staff, checkpoint) as tracker,
+                self._engines(staff, tracker) as engines,
+            ):
+                controller = self._controller(staff, engines, tracker, checkpoints)
+                return await controller.run(checkpoint)
+
+    def _checkpoint_to_resume(self, checkpoints: CheckpointFolder) -> Checkpoint | None:
+        if not self.settings.resume:
+            return None
+        checkpoint, damaged = checkpoints.latest()
+        for sentence in damaged:
+            print(sentence, flush=True)
+        if checkpoint is None and damaged:
+            raise RollRayError(
+                f"{self.folder} has no checkpoint that is whole",
+                why="; ".join(damaged),
+                next_step="start a new run, or restore the checkpoint's files from a copy",
+            )
+        return checkpoint
+
+    def _controller(
+        self, staff: Staff, engines: EnginePool | None, tracker: RunTracker, checkpoints: CheckpointFolder
+    ) -> Controller:
+        settings = self.settings
+        scorer = Scorer(
+            self.rules.estimator,
+            self.rules.divisor,
+            staff.trainers,
+            keeps_proximal=settings.proximal == "trainer",
+        )
+        trainer = TrainerGroup(staff.trainers)
+        rollouts = self._rollouts(staff, tracker)
+        tracker.shown = lambda: rollouts.shown
+        tracker.sources = (trainer.take_metrics, lambda: scorer.metrics)
+        return Controller(
+            max_steps=settings.max_steps,
+            rollouts=rollouts,
+            score=scorer,
+            trainer=trainer,
+            publish=engines.publish if engines is not None else _nobody_to_publish_to,
+            evaluate=Evaluator(staff.runners, self._heldout(), settings.evaluation, settings.max_steps),
+            checkpoints=checkpoints,
+            checkpoint_every_steps=settings.checkpoint_every_steps,
+            tracker=tracker,
+            interrupt=self.interrupt,
+        )
+
+    def _heldout(self) -> Sequence[Prompt]:
+        return () if self.settings.replay else self.task.heldout[: self.settings.evaluation.max_prompts]
+
+    def _rollouts(self, staff: Staff, tracker: RunTracker) -> Any:
+        settings = self.settings
+        k, ranks = settings.optimizer_steps_per_batch, len(staff.trainers)
+        if settings.replay is not None:
+            return ReplayRollouts(settings.replay, k, ranks)
+        assert staff.manager is not None
+        live = LiveRollouts(
+            manager=staff.manager,
+            stores={store.name: store for store in staff.stores},
+            prompts=PromptStream(self.task.train, seed=settings.seed),
+            objects=RayObjectStore(),
+            prompts_per_step=settings.prompts_per_step,
+            mini_batches=k,
+            ranks=ranks,
+            say_waiting=tracker.say,
+        )
+        return live if settings.record is None else Recorder(live, staff.trainers, settings.record)
+
+    @contextlib.asynccontextmanager
+    async def _tracker(self, staff: Staff, checkpoint: Checkpoint | None) -> AsyncIterator[RunTracker]:
+        done = checkpoint.step if checkpoint is not None else 0
+        tokenizer = load_tokenizer(self.settings.model)
+        tracker = RunTracker(
+            folder=RunFolder(self.folder, done),
+            timeline=Timeline(self.folder / "timeline.json"),
+            display=open_display(self.settings.max_steps, done),
+            decode=tokenizer.decode,
+            shown=tuple,
+            sinks=(TensorBoardSink(self.folder / "tensorboard"), RayMetricsSink(self.name)),
+        )
+        staff.listen(tracker.say)
+        try:
+            yield tracker
+        finally:
+            tracker.close()
+
+    @contextlib.asynccontextmanager
+    async def _engines(self, staff: Staff, tracker: RunTracker) -> AsyncIterator[EnginePool | None]:
+        """The engines under supervision, and the folder that their weights come from."""
+        if self.settings.replay is not None:
+            yield None
+            return
+        folder = run_folder(self.name)
+        engines = EnginePool(
+            engines=staff.engines,
+            trainers=staff.trainers,
+            announce=staff.announce,
+            folder_root=folder,
+            update_mode=self.settings.engine.update_mode,
+            say=tracker.say,
+        )
+        supervision = asyncio.create_task(engines.supervise())
+        try:
+            yield engines
+        finally:
+            supervision.cancel()
+            await asyncio.gather(supervision, return_exceptions=True)
+            await engines.close()
+            remove_run(folder)
+
+
+async def _nobody_to_publish_to(version: int) -> None:
+    """A replayed run has no engines."""

@@ -1,0 +1,282 @@
+"""The workers of a run, hired on a cluster and let go at the end: engines, trainer ranks, runners, stores,
+reward workers, the rollout manager. Each is a plain class made a Ray actor with a readable name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from envs.task import RewardFunction
+from recipes.rules import Rules
+from roll_ray.actors import ActorUnavailable, Pool
+from roll_ray.cluster.actors import RayActor, host, kill, pickled_by_value, seat_on
+from roll_ray.cluster.groups import Group, reserved
+from roll_ray.cluster.session import Session
+from roll_ray.errors import RollRayError
+from roll_ray.placement import place
+from roll_ray.settings import RunSettings
+from roll_ray.supervision import restarts
+from workers.backends.base import OptimizerSettings
+from workers.engine_spec import EngineSpec
+from workers.episode_runner import EpisodeRunner, RunnerSpec
+from workers.model_context import context_tokens
+from workers.rollout_engine import RolloutEngine
+from workers.rollout_manager import ManagerSpec, RolloutManager
+from workers.sample_store import SampleStore
+from workers.reward_worker import RewardWorker
+from workers.trainer import PolicyTrainer, TrainerSpec
+
+if TYPE_CHECKING:
+    from recipes.pipeline import Task
+
+STARTING_S = 300.0
+
+
+@dataclass(slots=True)
+class Staff:
+    """Everybody who works for a run. Pools are in rank order; without engines (replay) only trainers."""
+
+    trainers: Pool[Any]
+    engines: Pool[Any]
+    runners: Pool[Any]
+    stores: Sequence[RayActor[SampleStore]] = ()
+    rewards: Sequence[RayActor[RewardWorker]] = ()
+    manager: RayActor[RolloutManager] | None = None
+    say: Callable[[str], None] = field(default=print)
+
+    def everybody(self) -> list[RayActor[Any]]:
+        others = [] if self.manager is None else [self.manager]
+        return [*self.trainers, *self.engines, *self.runners, *self.stores, *self.rewards, *others]  # type: ignore[list-item]
+
+    def listen(self, say: Callable[[str], None]) -> None:
+        """Who is told when a worker dies or comes back."""
+        self.say = say
+
+    async def announce(self, version: int, ready: list[str]) -> None:
+        """Tell the runners which engines hold the published weights; a runner that is away asks when it is back."""
+        for runner in self.runners:
+            with contextlib.suppress(ActorUnavailable):
+                await runner.call(EpisodeRunner.weights_version, version, ready)
+
+    async def supervise(self) -> None:
+        """Until cancelled: say who died and who is back. Engines have a supervisor of their own."""
+        others = [a for a in self.everybody() if a not in [*self.engines, *self.trainers]]
+        async for actor, pid in restarts(others):
+            if pid is None:
+                self.say(f"{actor.name} died; it is started again and its work is redone")
+            else:
+                self.say(f"{actor.name} is back as process {pid}")
+
+
+@contextlib.asynccontextmanager
+async def staffed(
+    settings: RunSettings, task: Task, rules: Rules, session: Session, folder: Path
+) -> AsyncIterator[Staff]:
+    """Seats reserved, actors started and ready; all of them end with the block, however it ends."""
+    placement = place(settings)
+    with reserved(placement, session, session.namespace) as group:
+        staff = _hire(settings, task, rules, session, group, folder)
+        supervision: asyncio.Task[None] | None = None
+        try:
+            await _ready(staff)
+            supervision = asyncio.create_task(staff.supervise())
+            yield staff
+        finally:
+            if supervision is not None:
+                supervision.cancel()
+                await asyncio.gather(supervision, return_exceptions=True)
+            await _let_go(staff)
+
+
+def _hire(
+    settings: RunSettings, task: Task, rules: Rules, session: Session, group: Group, folder: Path
+) -> Staff:
+    kind = "gpu" if session.resource == "GPU" else "cpu"
+    env = {"OMP_NUM_THREADS": str(settings.devices.threads_per_device), "TOKENIZERS_PARALLELISM": "false"}
+    placement = place(settings)
+    train_seats = placement.of("actor-train")
+    trainer_spec = trainer_spec_of(settings, rules, kind)
+    trainers = [
+        host(
+            PolicyTrainer,
+            trainer_spec,
+            seat.rank,
+            len(train_seats),
+            name=seat.name,
+            seat=group.strategy(seat),
+            resources=group.resources(seat),
+            env=env,
+        )
+        for seat in train_seats
+    ]
+    if settings.replay is not None:
+        return Staff(Pool("actor-train", trainers), Pool("rollout", []), Pool("runner", []))
+    context = context_of(settings)
+    engine_seats = placement.of("rollout")
+    engines = [
+        host(
+            RolloutEngine,
+            engine_spec_of(settings, seat.name, kind, context),
+            True,
+            name=seat.name,
+            seat=group.strategy(seat),
+            resources=group.resources(seat),
+            env=env,
+            restarts=-1,
+        )
+        for seat in engine_seats
+    ]
+    rewards = _reward_workers(settings, task.rewards)
+    stores: list[RayActor[SampleStore]] = []
+    runners: list[RayActor[EpisodeRunner]] = []
+    for i, node in enumerate(sorted({group.node_of(seat) for seat in engine_seats})):
+        store = host(SampleStore, f"store-{i}", name=f"store-{i}", seat=seat_on(node), restarts=-1)
+        stores.append(store)
+        for _ in range(settings.episode_runners):
+            name = f"runner-{len(runners)}"
+            spec = runner_spec_of(settings, task, name, context)
+            runners.append(
+                host(EpisodeRunner, spec, engines, rewards, store, name=name, seat=seat_on(node), restarts=-1)
+            )
+    manager_spec = ManagerSpec(uuid.uuid4().hex[:12], folder / "events.jsonl", rules.scheduler)
+    manager = host(
+        RolloutManager, manager_spec, runners, stores, name="rollout-manager", seat=seat_on(None), restarts=-1
+    )
+    return Staff(
+        Pool("actor-train", trainers),
+        Pool("rollout", engines),
+        Pool("runner", runners),
+        stores,
+        rewards,
+        manager,
+    )
+
+
+def _reward_workers(
+    settings: RunSettings, rewards: Mapping[str, RewardFunction]
+) -> list[RayActor[RewardWorker]]:
+    """`reward_workers` processes for each domain."""
+    hired = []
+    for domain, function in sorted(rewards.items()):
+        pickled_by_value(sys.modules.get(getattr(function, "__module__", "")))
+        for i in range(settings.reward_workers):
+            name = f"reward-{domain}-{i}"
+            hired.append(
+                host(
+                    RewardWorker,
+                    {domain: partial(_same, function)},
+                    name=name,
+                    seat=seat_on(None),
+                    restarts=-1,
+                )
+            )
+    return hired
+
+
+def _same(function: RewardFunction) -> RewardFunction:
+    return function
+
+
+async def _ready(staff: Staff) -> None:
+    """Wait until everybody can work; the first who cannot is the error."""
+
+    async def trainers_meet() -> None:
+        host_name, port = await staff.trainers[0].call(PolicyTrainer.rendezvous_address)
+        await staff.trainers.broadcast(PolicyTrainer.start, host_name, port)
+
+    started = asyncio.gather(
+        *(actor.identity() for actor in staff.everybody()),
+        trainers_meet(),
+        staff.engines.broadcast(RolloutEngine.start),
+    )
+    try:
+        await asyncio.wait_for(started, STARTING_S)
+    except TimeoutError:
+        late = [a.name for a in staff.everybody() if a.last_identity is None]
+        raise RollRayError(
+            f"the workers were not ready within {STARTING_S:.0f} s",
+            why=f"no answer from {', '.join(late)}"
+            if late
+            else "engines or trainers are still loading the model",
+            next_step="look at `ray status` and at the workers' logs for what they wait for",
+        ) from None
+
+
+async def _let_go(staff: Staff) -> None:
+    """End engines in their own way (they have processes of their own), then every actor."""
+    endings = (engine.call(RolloutEngine.shutdown) for engine in staff.engines)
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(asyncio.gather(*endings, return_exceptions=True), 15.0)
+    for actor in staff.everybody():
+        kill(actor)
+
+
+def context_of(settings: RunSettings) -> int:
+    """Tokens of the engines' context: what the settings say, else what prompts and responses can need of it."""
+    if settings.engine.max_model_len is not None:
+        return settings.engine.max_model_len
+    longest = max(settings.sampling.max_new_tokens, settings.evaluation.sampling.max_new_tokens)
+    return min(context_tokens(settings.model) or sys.maxsize, settings.max_prompt_tokens + longest)
+
+
+def trainer_spec_of(settings: RunSettings, rules: Rules, kind: Any) -> TrainerSpec:
+    return TrainerSpec(
+        model=settings.model,
+        optimizer=OptimizerSettings(
+            learning_rate=settings.learning_rate,
+            warmup_steps=settings.warmup_steps,
+            lr_schedule=settings.lr_schedule,
+            total_steps=settings.max_steps * settings.optimizer_steps_per_batch,
+            weight_decay=settings.weight_decay,
+            max_grad_norm=settings.max_grad_norm,
+        ),
+        loss=rules.loss,
+        dtype=settings.dtype,
+        backend=settings.trainer,
+        tokens_per_device=settings.tokens_per_device,
+        device_kind=kind,
+        threads=settings.devices.threads_per_device,
+        seed=settings.seed,
+    )
+
+
+def engine_spec_of(settings: RunSettings, name: str, kind: Any, context: int) -> EngineSpec:
+    engine = settings.engine
+    return EngineSpec(
+        model=settings.model,
+        name=name,
+        dtype=settings.dtype,
+        tensor_parallel=engine.tensor_parallel,
+        max_model_len=context,
+        max_running_requests=engine.max_running_requests,
+        kv_cache_mb=engine.kv_cache_mb,
+        gpu_memory_utilization=engine.gpu_memory_utilization,
+        enforce_eager=engine.enforce_eager,
+        threads=settings.devices.threads_per_device,
+        seed=settings.seed,
+        device=kind,
+        seeded_requests=settings.deterministic,
+    )
+
+
+def runner_spec_of(settings: RunSettings, task: Task, name: str, context: int) -> RunnerSpec:
+    return RunnerSpec(
+        name=name,
+        model=settings.model,
+        sampling=settings.sampling.distribution(),
+        max_new_tokens=settings.sampling.max_new_tokens,
+        max_model_len=context,
+        stop_token_ids=tuple(settings.sampling.stop_token_ids),
+        episode_timeout_s=settings.episode_timeout_s,
+        seed=settings.seed,
+        deterministic=settings.deterministic,
+        environments=task.environments,
+    )
