@@ -51,4 +51,4 @@ def _chunk(
     with torch.no_grad():
         # entr(0) is 0: a logit of -inf adds nothing
         entropy_N = torch.special.entr(log_softmax_N_V.exp()).sum(-1)
-    return log_softmax_N_V.gather(-1, targets_N[:, None])[:, 0], entropy_N
+    return -F.nll_loss(log_softmax_N_V, targets_N, reduction="none"), entropy_N
