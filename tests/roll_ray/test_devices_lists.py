@@ -19,7 +19,8 @@ def test_all_ways_of_writing_four_devices_mean_the_same(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["[0,0]", "[-1]", "[]", "true", "[true]", "[0, 1.5]", "x", "__import__('os')", "[[0]]", "null", "3-1"]
+    "text",
+    ["[0,0]", "[-1]", "[]", "true", "[true]", "[0, 1.5]", "x", "__import__('os')", "[[0]]", "null", "3-1"],
 )
 def test_what_names_no_devices_is_an_error(text: str) -> None:
     with pytest.raises(SettingsError, match=r"devices\.rollout"):

@@ -37,7 +37,10 @@ def test_a_misspelt_setting_in_a_file_is_the_same_error(tmp_path: Path) -> None:
 
 
 def test_a_name_without_its_group_is_told_the_group() -> None:
-    assert message("tensor_parallel=2") == "unknown setting tensor_parallel, did you mean engine.tensor_parallel?"
+    assert (
+        message("tensor_parallel=2")
+        == "unknown setting tensor_parallel, did you mean engine.tensor_parallel?"
+    )
     assert "did you mean evaluation.every_steps?" in message("evaluation.every_stps=3")
 
 
@@ -127,7 +130,11 @@ def test_a_required_setting_is_asked_for() -> None:
 
 @pytest.mark.parametrize(
     ("text", "place"),
-    [("a: [1\n", "line 2"), ("seed: 1\nseed: 2\n", "seed is given twice"), ("- 1\n", "does not hold settings")],
+    [
+        ("a: [1\n", "line 2"),
+        ("seed: 1\nseed: 2\n", "seed is given twice"),
+        ("- 1\n", "does not hold settings"),
+    ],
 )
 def test_a_broken_file_is_named_with_its_fault(text: str, place: str, tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text(text)
