@@ -8,7 +8,7 @@ is behind, or whose last weight update was refused.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -85,15 +85,21 @@ class Router(Generic[Request]):
 
         Raises ValueError for a request that is placed already.
         """
-        if request in self._where:
-            raise ValueError(f"request {request!r} is placed on {self._where[request]} already")
+        return self.place_together([request], n_tokens)
+
+    def place_together(self, requests: Sequence[Request], n_tokens: int) -> str | None:
+        """One engine for all of these requests, which may need `n_tokens` more each."""
+        for request in requests:
+            if request in self._where:
+                raise ValueError(f"request {request!r} is placed on {self._where[request]} already")
         engine = self._lightest()
         if engine is None:
             return None
         entry = self._engines[engine]
-        entry.requests[request] = n_tokens
-        entry.load_tokens += n_tokens
-        self._where[request] = engine
+        for request in requests:
+            entry.requests[request] = n_tokens
+            self._where[request] = engine
+        entry.load_tokens += n_tokens * len(requests)
         self._push(engine)
         return engine
 

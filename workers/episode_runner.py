@@ -184,6 +184,7 @@ class EpisodeRunner:
         """Stop everything (tests and the end of a run)."""
         await self.fence()
         await self._engines.close()
+        await self._rewards.close()
 
     # --- one attempt -------------------------------------------------------------------------------
 

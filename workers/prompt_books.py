@@ -59,7 +59,7 @@ def _same(a: Any, b: Any) -> bool:
     """Handles arrive as new lists around equal references."""
     if a is b:
         return True
-    return isinstance(a, list) and isinstance(b, list) and len(a) == len(b) == 1 and a[0] is b[0]
+    return isinstance(a, list) and isinstance(b, list) and len(a) == len(b) == 1 and bool(a[0] == b[0])
 
 
 async def _resolve(handle: Any) -> Mapping[str, Prompt]:

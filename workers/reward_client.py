@@ -1,18 +1,19 @@
 """A runner's side of rewards: ended responses out in batches by domain, a reward back for each, always.
 
 A reward worker that dies or does not answer in time costs an attempt; after `MAX_ATTEMPTS` the reward is
-invalid with the reason.
+invalid with the reason. While a worker restarts, the others take its share, or the responses wait.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from envs.task import ScoredView
-from roll_ray.actors import Actor, ActorUnavailable
+from roll_ray.actors import Actor
 from roll_ray.errors import WorkerDiedError
 from roll_ray.sample import Reward
 from workers.reward_worker import RewardWorker
@@ -37,6 +38,7 @@ class _Link:
     actor: Actor[RewardWorker]
     domains: frozenset[str] = frozenset()
     outstanding: int = 0
+    up: bool = False
     dead: bool = False
 
 
@@ -50,7 +52,8 @@ class RewardClient:
     _links: list[_Link] = field(default_factory=list)
     _outbox: list[_Asked] = field(default_factory=list)
     _flush: asyncio.Task[None] | None = None
-    _calls: set[asyncio.Task[None]] = field(default_factory=set)
+    _waiting: list[_Asked] = field(default_factory=list)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def start(self) -> None:
         """Learn which worker scores which domain. Waits for workers that are starting. Again: nothing."""
@@ -58,14 +61,24 @@ class RewardClient:
             self._links = [_Link(actor) for actor in self.workers]
             await asyncio.gather(*(self._greet(link) for link in self._links))
 
+    async def close(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
     async def score(self, view: ScoredView) -> Reward:
         asked = _Asked(view, asyncio.get_running_loop().create_future())
         self._put(asked)
         return await asked.future
 
     def waiting_for(self) -> dict[str, int]:
-        """Responses being scored, by worker."""
-        return {link.actor.name: link.outstanding for link in self._links if link.outstanding}
+        """Responses being scored, by worker, and those that wait for a worker to restart."""
+        scoring = {link.actor.name: link.outstanding for link in self._links if link.outstanding}
+        down = ", ".join(link.actor.name for link in self._links if not link.up)
+        return (
+            {**scoring, f"no reward worker ({down} down)": len(self._waiting)} if self._waiting else scoring
+        )
 
     def _put(self, asked: _Asked) -> None:
         self._outbox.append(asked)
@@ -85,18 +98,26 @@ class RewardClient:
                 self._send(domain, gathered[begin : begin + MAX_BATCH])
 
     def _send(self, domain: str, batch: list[_Asked]) -> None:
-        alive = [link for link in self._links if not link.dead]
-        knowing = [link for link in alive if domain in link.domains]
+        knowing = [link for link in self._links if domain in link.domains and not link.dead]
         if not knowing:
-            known = sorted({d for link in self._links for d in link.domains})
-            what = f"no reward function for domain {domain!r}; known: {', '.join(known)}"
-            reason = what if alive else f"every reward worker is dead; {batch[0].reason}"
-            _settle(batch, [Reward.invalid(reason)] * len(batch))
+            _settle(batch, [Reward.invalid(self._nobody_for(domain))] * len(batch))
             return
-        link = min(knowing, key=lambda link: link.outstanding)
-        call = asyncio.create_task(self._score(link, batch))
-        self._calls.add(call)
-        call.add_done_callback(self._calls.discard)
+        link = min((link for link in knowing if link.up), key=lambda link: link.outstanding, default=None)
+        if link is None:
+            self._waiting += batch
+        else:
+            self._spawn(self._score(link, batch))
+
+    def _nobody_for(self, domain: str) -> str:
+        known = sorted({d for link in self._links for d in link.domains})
+        if domain in known:
+            return f"every reward worker for domain {domain!r} is dead"
+        return f"no reward function for domain {domain!r}; known: {', '.join(known)}"
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _score(self, link: _Link, batch: list[_Asked]) -> None:
         link.outstanding += len(batch)
@@ -106,16 +127,15 @@ class RewardClient:
             return
         except TimeoutError:
             reason = f"{link.actor.name} did not answer within {self.timeout_s:g} s"
-        except WorkerDiedError as error:
-            link.dead, reason = True, str(error)
-        except ActorUnavailable as error:
-            reason = str(error)
         except Exception as error:  # the boundary to the worker: its fault is the reason of the retry
-            reason = f"{link.actor.name}: {type(error).__name__}: {error}"
+            reason = f"{link.actor.name}: {error}"
+            link.dead = isinstance(error, WorkerDiedError)
+            if link.up:
+                link.up = False
+                self._spawn(self._greet(link))
         finally:
             link.outstanding -= len(batch)
         log.warning("%d responses are scored again: %s", len(batch), reason)
-        await asyncio.sleep(RETRY_INTERVAL_S)
         self._again(batch, reason)
 
     def _again(self, batch: list[_Asked], reason: str) -> None:
@@ -127,16 +147,21 @@ class RewardClient:
                 self._put(asked)
 
     async def _greet(self, link: _Link) -> None:
-        while True:
+        """Ask a worker for its domains until it answers, then let it take part."""
+        while not link.dead:
             try:
                 link.domains = frozenset(await link.actor.call(RewardWorker.domains))
-                return
-            except ActorUnavailable:
-                await asyncio.sleep(RETRY_INTERVAL_S)
+                link.up = True
             except WorkerDiedError as error:
                 log.warning("%s", error)
                 link.dead = True
-                return
+            except Exception:  # the boundary to the worker: asked again until it answers
+                await asyncio.sleep(RETRY_INTERVAL_S)
+                continue
+            break
+        waiting, self._waiting = self._waiting, []
+        for asked in waiting:
+            self._put(asked)
 
 
 def _settle(batch: Sequence[_Asked], rewards: Sequence[Reward]) -> None:
