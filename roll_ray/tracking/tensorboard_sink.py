@@ -10,9 +10,10 @@ from roll_ray.tracking.metrics import DECLARED, Value
 
 
 class TensorBoardSink:
-    """Writes `<section>/<metric>` scalars below `folder`. After a resume, `first_step` hides what was redone."""
+    """Writes `<section>/<metric>` scalars below `folder`, on disk after every step. What an earlier start wrote
+    after `resumed_step` (0: a fresh run) is hidden: those steps are done again."""
 
-    def __init__(self, folder: Path, first_step: int | None = None) -> None:
+    def __init__(self, folder: Path, resumed_step: int = 0) -> None:
         # Loading TensorBoard takes a second, which `plan` need not spend.
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.compat.proto.summary_pb2 import Summary
@@ -20,10 +21,9 @@ class TensorBoardSink:
 
         folder.mkdir(parents=True, exist_ok=True)
         self._event, self._summary = Event, Summary
-        self._writer = EventFileWriter(str(folder), flush_secs=10)
-        if first_step is not None:
-            start = SessionLog(status=SessionLog.START)
-            self._writer.add_event(Event(wall_time=time.time(), step=first_step, session_log=start))
+        self._writer = EventFileWriter(str(folder))
+        start = SessionLog(status=SessionLog.START)
+        self._writer.add_event(Event(wall_time=time.time(), step=resumed_step + 1, session_log=start))
 
     def record(self, step: int, metrics: Mapping[str, Value]) -> None:
         values = [
@@ -35,6 +35,7 @@ class TensorBoardSink:
         ]
         summary = self._summary(value=values)
         self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=summary))
+        self._writer.flush()  # the writer's own thread dies with the process
 
     def close(self) -> None:
         self._writer.close()

@@ -135,15 +135,17 @@ def test_tensorboard_reads_the_scalars_back(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     sink = TensorBoardSink(tmp_path)
-    for step in (1, 2):
+    for step in (0, 1, 2):
         sink.record(step, {"reward_mean": step / 4, "heldout_accuracy": None})
-    sink.close()
-    resumed = TensorBoardSink(tmp_path, first_step=2)
-    resumed.record(2, {"reward_mean": 0.75})
-    resumed.close()
+    # not closed: a killed run has its steps on disk all the same
+    TensorBoardSink(tmp_path, resumed_step=1).record(2, {"reward_mean": 0.75})
     events = EventAccumulator(str(tmp_path)).Reload()
     assert events.Tags()["scalars"] == ["learning/reward_mean"]
-    assert [(e.step, e.value) for e in events.Scalars("learning/reward_mean")] == [(1, 0.25), (2, 0.75)]
+    assert [(e.step, e.value) for e in events.Scalars("learning/reward_mean")] == [
+        (0, 0.0),
+        (1, 0.25),
+        (2, 0.75),
+    ]
 
 
 def test_the_report_is_one_file_made_from_the_run_folder_alone(tmp_path: Path) -> None:
