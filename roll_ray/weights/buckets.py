@@ -83,9 +83,21 @@ def read_tensors(manifest: WeightManifest) -> Iterator[tuple[str, torch.Tensor]]
     published, and when the version is gone.
     """
     log = ArrivalLog(manifest)
-    for entry, tensor, digest in _hashed(manifest):
+    for entry, tensor, digest in hashed_tensors(manifest):
         log.arrived(entry.name, digest)
         yield entry.name, tensor
+
+
+def hashed_tensors(manifest: WeightManifest) -> Iterator[tuple[TensorEntry, torch.Tensor, int]]:
+    """Each tensor with the hash of its bytes, not yet compared; the next is hashed while the consumer works."""
+    waiting = None
+    for entry, tensor, data in _mapped(manifest):
+        digest = _hasher.submit(_xxh3, data)
+        if waiting is not None:
+            yield waiting[0], waiting[1], waiting[2].result()
+        waiting = entry, tensor, digest
+    if waiting is not None:
+        yield waiting[0], waiting[1], waiting[2].result()
 
 
 def bucket_bytes(manifest: WeightManifest) -> list[npt.NDArray[np.uint8]]:
@@ -268,18 +280,6 @@ def _gone(manifest: WeightManifest, path: Path) -> WeightUpdateError:
         why="only the last published version is kept, or its owner has ended",
         next_step="update with the manifest published last",
     )
-
-
-def _hashed(manifest: WeightManifest) -> Iterator[tuple[TensorEntry, torch.Tensor, int]]:
-    """Each tensor with the hash of its bytes; the next one is hashed while the consumer works."""
-    waiting = None
-    for entry, tensor, data in _mapped(manifest):
-        digest = _hasher.submit(_xxh3, data)
-        if waiting is not None:
-            yield waiting[0], waiting[1], waiting[2].result()
-        waiting = entry, tensor, digest
-    if waiting is not None:
-        yield waiting[0], waiting[1], waiting[2].result()
 
 
 def _mapped(manifest: WeightManifest) -> Iterator[tuple[TensorEntry, torch.Tensor, memoryview]]:

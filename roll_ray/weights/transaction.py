@@ -77,13 +77,15 @@ class VersionGate:
         )
 
     def begin(self, manifest: WeightManifest) -> None:
-        """Open an update. The committed version itself is accepted only to mend a fenced engine."""
+        """Open an update. The version at hand is accepted again only to mend a fenced engine, or in the place of
+        the model folder's own weights, which nobody published."""
         if self._open is not None:
             raise WeightUpdateError(
                 f"weight version {manifest.version} was begun while {self._open.version} is being committed",
                 next_step="wait for the update under way to end",
             )
-        if manifest.version < self.version or (manifest.version == self.version and not self.fenced):
+        again = manifest.version == self.version and not self.fenced and self._committed is not None
+        if manifest.version < self.version or again:
             raise WeightUpdateError(
                 f"weight version {manifest.version} does not follow {self.version}, which this engine has",
                 why="versions only go up, so that a token's version says which weights sampled it",
