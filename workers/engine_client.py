@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from roll_ray.actors import Actor, ActorUnavailable
-from roll_ray.errors import WorkerDiedError
+from roll_ray.errors import WeightUpdateError, WorkerDiedError
 from roll_ray.generation import EngineStats, GenerationDelta, GenerationRequest
 from roll_ray.sample import SamplingDistribution
 from schedulers.router import Router
@@ -257,10 +257,19 @@ class EngineClient:
                 await link.actor.call(Engine.submit, [self._request(r) for r in requests])
             except (ActorUnavailable, WorkerDiedError) as error:
                 self._lost(link, error)
+            except WeightUpdateError as error:
+                self._refused(link, requests, error)
             except Exception as error:
                 # The boundary to the engine: its refusal is the failure of these requests only.
                 for request in requests:
                     self._settle(request, error=GenerationFailedError(f"{link.actor.name}: {error}"))
+
+    def _refused(self, link: _Link, requests: Sequence[_Open], error: WeightUpdateError) -> None:
+        """The engine is fenced by a failed weight update: others take its requests until it is announced."""
+        log.warning("%s: %s takes no requests: %s", self.name, link.actor.name, error.what)
+        self._router.refuse(link.actor.name, error.what)
+        for request in requests:
+            self._again(request)
 
     def _request(self, request: _Open) -> GenerationRequest:
         asked, so_far = request.asked, request.so_far

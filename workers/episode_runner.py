@@ -38,7 +38,8 @@ log = logging.getLogger(__name__)
 class RunnerSpec:
     """What an episode runner needs to know. `environments` gives a factory by domain; others are single-turn.
 
-    `max_model_len` is the context of the engines in tokens, None when unknown. `reward_timeout_s` is for one
+    `max_model_len` is the context of the engines in tokens, None when unknown. `stop_token_ids` end a response
+    beside the end tokens that `model`, a folder or hub name, names itself. `reward_timeout_s` is for one
     call to a reward worker.
     """
 
@@ -82,8 +83,8 @@ class EpisodeRunner:
         self._engines = EngineClient(f"{spec.name}/{self.incarnation}", engines)
         self._rewards = RewardClient(rewards, spec.reward_timeout_s)
         self._store = StoreClient(store)
-        self._tokenizer = tokenizer
-        self._tokens = TokenCache()
+        self._tokens = TokenCache(tokenizer)
+        self._stop_token_ids = spec.stop_token_ids
         self._books = PromptBooks()
         self._box = ReportBox(spec.name, self.incarnation)
         self._attempts: dict[SampleId, _Attempt] = {}
@@ -160,17 +161,15 @@ class EpisodeRunner:
         prompts: Sequence[Prompt],
         sampling: SamplingDistribution,
         max_new_tokens: int,
-        stop_token_ids: tuple[int, ...] = (),
     ) -> list[EvaluationAnswer]:
         """Play one episode for each prompt, beside the scheduler: judged, but neither stored nor reported."""
         await self._start()
         self._evaluations += 1
         limits = Limits(max_new_tokens, self.spec.max_model_len, self.spec.episode_timeout_s)
-        stops = stop_token_ids or self.spec.stop_token_ids
         return list(
             await asyncio.gather(
                 *(
-                    self._evaluate(prompt, SampleId(Visit(prompt.id, i), 0), sampling, limits, stops)
+                    self._evaluate(prompt, SampleId(Visit(prompt.id, i), 0), sampling, limits)
                     for i, prompt in enumerate(prompts)
                 )
             )
@@ -213,7 +212,7 @@ class EpisodeRunner:
         limits = Limits(spec.max_new_tokens, spec.max_model_len, spec.episode_timeout_s)
 
         async def generate(episode: Episode, max_new_tokens: int) -> Generation:
-            asked = self._asked(episode, sample, number, spec.sampling, max_new_tokens, spec.stop_token_ids)
+            asked = self._asked(episode, sample, number, spec.sampling, max_new_tokens)
             return await self._engines.generate(asked)
 
         await play(episode, self._environment(prompt), self._tokens.of(sample.visit), generate, limits)
@@ -247,7 +246,6 @@ class EpisodeRunner:
         number: int,
         sampling: SamplingDistribution,
         max_new_tokens: int,
-        stop_token_ids: tuple[int, ...],
         what: str = "",
     ) -> Asked:
         visit, index = sample
@@ -262,7 +260,7 @@ class EpisodeRunner:
             prompt_tokens=tuple(episode.trajectory.tokens),
             sampling=sampling,
             max_new_tokens=max_new_tokens,
-            stop_token_ids=stop_token_ids,
+            stop_token_ids=self._stop_token_ids,
             seed=(episode.seed + episode.turn) % (1 << 63) if self.spec.deterministic else None,
             so_far=episode.response,
             started=started,
@@ -281,14 +279,13 @@ class EpisodeRunner:
         sample: SampleId,
         sampling: SamplingDistribution,
         limits: Limits,
-        stop_token_ids: tuple[int, ...],
     ) -> EvaluationAnswer:
         episode = Episode(prompt, seed_of(self.spec.seed, sample, 0))
-        what = f"evaluation-{self._evaluations}/"
+        what = f"{self.incarnation}/evaluation-{self._evaluations}/"
         versions: list[int] = [NO_VERSION]
 
         async def generate(episode: Episode, max_new_tokens: int) -> Generation:
-            asked = self._asked(episode, sample, 0, sampling, max_new_tokens, stop_token_ids, what)
+            asked = self._asked(episode, sample, 0, sampling, max_new_tokens, what)
             return await self._engines.generate(asked)
 
         try:
@@ -320,7 +317,8 @@ class EpisodeRunner:
             raise
 
     async def _get_ready(self) -> None:
-        if self._tokenizer is None:
-            self._tokenizer = await asyncio.to_thread(load_tokenizer, self.spec.model)
-        self._tokens.tokenizer = self._tokenizer
+        if self._tokens.tokenizer is None:
+            tokenizer = await asyncio.to_thread(load_tokenizer, self.spec.model)
+            self._stop_token_ids = tuple(sorted({*self._stop_token_ids, *tokenizer.end_token_ids()}))
+            self._tokens.tokenizer = tokenizer
         await asyncio.gather(self._engines.start(), self._rewards.start())

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from envs.task import Tokenizer
 from roll_ray.errors import RollRayError
 
 
@@ -33,8 +32,19 @@ class ModelTokenizer:
         )
         return list(ids)
 
+    def end_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a response: what the model's generation settings say, and the tokenizer's own."""
+        from transformers import GenerationConfig
 
-def load_tokenizer(model: str) -> Tokenizer:
+        try:
+            said = GenerationConfig.from_pretrained(self._name).eos_token_id
+        except OSError:
+            said = None  # a model folder need not have generation settings
+        ids = said if isinstance(said, list) else [said]
+        return tuple(sorted({int(i) for i in (*ids, self._tokenizer.eos_token_id) if i is not None}))
+
+
+def load_tokenizer(model: str) -> ModelTokenizer:
     """The tokenizer of a model folder or hub name."""
     from transformers import AutoTokenizer
 

@@ -49,12 +49,15 @@ class ScriptedEngine:
     version: int = 0
     submitted: list[GenerationRequest] = field(default_factory=list)
     hold: bool = False  # accepts requests but writes nothing
+    refuses: Exception | None = None
     _running: dict[str, _Running] = field(default_factory=dict)
     _out: dict[str, list[GenerationDelta]] = field(default_factory=dict)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
     _task: asyncio.Task[None] | None = None
 
     async def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        if self.refuses is not None:
+            raise self.refuses
         for request in requests:
             self.submitted.append(request)
             length = min(self.length_of(request), request.max_new_tokens)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from envs.task import ScoredView
-from roll_ray.errors import WorkerDiedError
+from roll_ray.errors import WeightUpdateError, WorkerDiedError
 from roll_ray.receipts import Cut, Stopped
 from roll_ray.sample import SamplingDistribution
 from schedulers.events_log import from_record, to_record
@@ -124,6 +124,21 @@ def test_an_engine_that_missed_an_update_gets_no_request_until_it_caught_up(tmp_
             await runner.call(EpisodeRunner.weights_version, 1, ["rollout-0", "rollout-1"])
         await bench.step(2)
         assert len(bench.engines[0].instance.submitted) > before
+
+    run(Bench(tmp_path), story)
+
+
+def test_an_engine_that_is_fenced_by_a_failed_update_passes_its_requests_on(tmp_path: Path) -> None:
+    async def story(bench: Bench) -> None:
+        bench.engines[0].instance.refuses = WeightUpdateError("rollout-0 is fenced")
+        samples = await bench.step(0)
+        assert all(s.attempt == 0 for s in samples)
+        assert not bench.engines[0].instance.submitted
+        bench.engines[0].instance.refuses = None
+        for runner in bench.runners:
+            await runner.call(EpisodeRunner.weights_version, 0, ["rollout-0", "rollout-1"])
+        await bench.step(1)
+        assert bench.engines[0].instance.submitted
 
     run(Bench(tmp_path), story)
 
