@@ -60,9 +60,7 @@ _CoreSchemaDumper.yaml_implicit_resolvers = _CoreSchemaLoader.yaml_implicit_reso
 
 def to_yaml(data: Mapping[str, Any]) -> str:
     """Plain data as YAML that `read_yaml` reads back as it was; keys keep their order."""
-    return str(
-        yaml.dump(dict(data), Dumper=_CoreSchemaDumper, sort_keys=False, allow_unicode=True, width=110)
-    )
+    return str(yaml.dump(dict(data), Dumper=_CoreSchemaDumper, sort_keys=False, width=110))
 
 
 def parse_value(text: str) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+PACKAGES = ("schedulers", "roll_ray", "envs", "workers", "recipes")
 PLAN_NEEDS = (
     *("numpy", "pydantic", "pydantic_core", "annotated_types", "typing_extensions", "typing_inspection"),
     *("PyYAML", "rich", "markdown-it-py", "mdurl", "Pygments", "platformdirs", "xxhash"),
@@ -25,18 +27,15 @@ PLAN_NEEDS = (
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy of what git tracks or would, so that nothing lies about in the source tree."""
+    """Built from a copy, so that nothing is left behind in the source tree."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
-    )
-    for name in listed.stdout.decode().split():
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "LICENSE", "README.md"):
         if (ROOT / name).is_file():
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            (source / name).write_bytes((ROOT / name).read_bytes())
+            shutil.copy(ROOT / name, source)
+    (source / "tests").mkdir()
+    (source / "tests" / "stray.py").write_text("")
     build = ["wheel", "-qq", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(out), "."]
     done = subprocess.run(
         [sys.executable, "-m", "pip", *build], cwd=source, capture_output=True, text=True, check=False
@@ -69,13 +68,7 @@ def bare_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_the_five_packages_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         tops = {name.split("/")[0] for name in archive.namelist()}
-    assert {t for t in tops if not t.endswith(".dist-info")} == {
-        "schedulers",
-        "roll_ray",
-        "envs",
-        "workers",
-        "recipes",
-    }
+    assert {t for t in tops if not t.endswith(".dist-info")} == set(PACKAGES)
 
 
 def test_plan_works_from_the_wheel_in_an_empty_environment(bare_python: Path, tmp_path: Path) -> None:
