@@ -44,14 +44,21 @@ class Identity:
 
 
 class RayActor(Generic[T]):
-    """An `Actor` in a Ray worker process. Picklable: actors hold one another by it."""
+    """An `Actor` in a Ray worker process. Picklable: actors hold one another by name, so that one that is
+    restarted finds its peers whatever became of the processes that made them."""
 
-    def __init__(self, handle: Any, name: str) -> None:
-        self.handle, self.name = handle, name
+    def __init__(self, name: str, handle: Any = None) -> None:
+        self.name, self._handle = name, handle
         self.last_identity: Identity | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.handle, self.name)
+        return type(self), (self.name,)
+
+    @property
+    def handle(self) -> Any:
+        if self._handle is None:
+            self._handle = ray.get_actor(self.name)
+        return self._handle
 
     def __repr__(self) -> str:
         return f"RayActor({self.name})"
@@ -146,7 +153,7 @@ def host(
     hosted = type(cls.__name__, (cls, beside), {"__module__": cls.__module__, "__doc__": cls.__doc__})
     options = {key: value for key, value in options.items() if value is not None}
     handle = ray.remote(hosted).options(**options).remote(*args)
-    return RayActor(handle, name)
+    return RayActor(name, handle)
 
 
 def kill(actor: Any) -> None:
