@@ -48,6 +48,13 @@ def log_records(bench: Bench) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (bench.folder / "events.jsonl").read_text().splitlines()]
 
 
+async def until_said(bench: Bench, words: str) -> str:
+    """Until the manager says that it waits for this."""
+    while words not in (said := await bench.manager.call(RolloutManager.waiting_for)):
+        await asyncio.sleep(0.01)
+    return said
+
+
 async def some_tokens(bench: Bench) -> None:
     """Until every engine has written a part of something."""
     while not all(any(r.written for r in e.instance._running.values()) for e in bench.engines):
@@ -87,9 +94,7 @@ def test_when_all_engines_die_the_requests_wait_for_the_restart(tmp_path: Path) 
         await some_tokens(bench)
         for engine in bench.engines:
             engine.kill()
-        await asyncio.sleep(0.05)
-        said = await bench.manager.call(RolloutManager.waiting_for)
-        assert "no engine (rollout-0: down, rollout-1: down)" in said
+        await until_said(bench, "no engine (rollout-0: down, rollout-1: down)")
         bench.engines[1].restart().version = 5
         samples = await bench.finish(0)
         assert all(s.attempt == 0 for s in samples)
@@ -314,9 +319,7 @@ def test_a_reward_worker_that_dies_costs_nothing_but_time(tmp_path: Path) -> Non
         assert all(s.attempt == 0 for s in samples)
         bench.rewards[1].kill()
         await bench.offer(2, bench.p, starts_step=True)
-        await asyncio.sleep(0.1)
-        said = await bench.manager.call(RolloutManager.waiting_for)
-        assert "no reward worker (reward-0, reward-1 down)" in said
+        await until_said(bench, "no reward worker (reward-0, reward-1 down)")
         bench.rewards[0].restart()
         samples = await bench.finish(2)
         assert all(s.attempt == 0 for s in samples)
@@ -352,11 +355,9 @@ def test_a_wait_names_whom_it_waits_for(tmp_path: Path) -> None:
         for engine in bench.engines:
             engine.instance.hold = True
         await bench.offer(4, bench.p, starts_step=True)
-        await asyncio.sleep(0.05)
-        said = await ask(RolloutManager.waiting_for)
+        said = await until_said(bench, "generating at rollout-0: ")
         assert "step 4: 0 of 12 responses scored" in said
         assert "runner-0 has " in said
-        assert "generating at rollout-0: " in said
         for engine in bench.engines:
             engine.instance.hold = False
         await bench.cut(4)
