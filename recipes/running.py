@@ -6,9 +6,9 @@ import asyncio
 import inspect
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 from recipes.plan import batch_sentence
 from recipes.recipe_files import Recipe
@@ -16,9 +16,9 @@ from roll_ray.controller import RunResult
 from roll_ray.errors import RollRayError
 from roll_ray.home import RunPlace, has_checkpoint, inside_ray_job, resolve_run_dir
 from roll_ray.settings import RunSettings
-from roll_ray.settings_io import read_settings
+from roll_ray.settings_io import flat, read_settings
 from roll_ray.tracking.report import write_report
-from roll_ray.tracking.run_folder import RunRecord, prepare
+from roll_ray.tracking.run_folder import RunRecord, prepare, read_settings_of
 
 S = TypeVar("S", bound=RunSettings)
 
@@ -71,6 +71,9 @@ def execute(recipe: Recipe, settings: RunSettings) -> int:
     place = resolve_run_dir(settings, recipe.name, in_ray_job=inside_ray_job())
     print(f"{recipe.name}: {batch_sentence(settings)}")
     print(place.note or f"run folder: {place.folder}", flush=True)
+    if place.resumes:
+        for change in _changes(read_settings_of(place.folder), settings.plain()):
+            print(f"changed since the run was last started: {change}", flush=True)
     prepare(place.folder, settings, RunRecord.now(recipe.name, recipe.file))
     definite = {"run_dir": place.folder, "run_name": place.name, "resume": place.resumes}
     try:
@@ -121,6 +124,13 @@ def _end(place: RunPlace, result: RunResult) -> int:
         print(_what_is_saved(place.folder))
         return INTERRUPTED
     return 0 if result.step >= result.max_steps else STOPPED_SHORT
+
+
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What a resumed run does otherwise than before; where it is written and that it resumes is not worth a line."""
+    old, new = flat(before), flat(now)
+    names = [name for name in old | new if name not in ("run_dir", "run_name", "resume")]
+    return [f"{n}: {old.get(n)} -> {new.get(n)}" for n in names if old.get(n) != new.get(n)]
 
 
 def _what_is_saved(folder: Path) -> str:

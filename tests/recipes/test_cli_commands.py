@@ -123,6 +123,8 @@ def test_resume_goes_on_with_the_settings_of_the_run(toy: Path, tmp_path: Path) 
     assert f"going on with {toy.parent}/runs/a" in done.stdout
     definite = json.loads(done.stdout.split("definite: ")[1].splitlines()[0])
     assert (definite["seed"], definite["resume"], definite["max_steps"]) == (5, True, 3)
+    changes = [line for line in done.stdout.splitlines() if line.startswith("changed since")]
+    assert changes == ["changed since the run was last started: max_steps: 4 -> 3"]
     assert not (elsewhere / "runs").exists()
 
 
