@@ -30,10 +30,14 @@ class Session:
 
 @contextlib.contextmanager
 def session(settings: RunSettings, namespace: str) -> Iterator[Session]:
-    """Connect to Ray for one run; a cluster that this started is shut down at the end."""
+    """Connect to Ray for one run, and part from it at the end; a cluster that this started ends with it.
+
+    A process that has connected to Ray itself keeps its connection (and its namespace)."""
+    if ray.is_initialized():
+        yield _described(settings, local=False)
+        return
     address = settings.devices.ray_address or os.environ.get("RAY_ADDRESS")
     local = address is None and not inside_ray_job()
-    devices = max((*settings.devices.rollout, *settings.devices.train), default=0) + 1
     options: dict[str, object] = {
         "namespace": namespace,
         "log_to_driver": False,
@@ -43,7 +47,7 @@ def session(settings: RunSettings, namespace: str) -> Iterator[Session]:
         options |= {
             "include_dashboard": False,
             "object_store_memory": OBJECT_STORE_BYTES,
-            "resources": {} if settings.devices.kind == "gpu" else {"device": devices},
+            "resources": {} if settings.devices.kind == "gpu" else {"device": device_slots(settings)},
         }
     else:
         options["address"] = address or "auto"
@@ -59,10 +63,20 @@ def session(settings: RunSettings, namespace: str) -> Iterator[Session]:
             "RAY_AUTH_MODE and the token are the same here and there; unset RAY_ADDRESS for a local run",
         ) from error
     try:
-        resource = _device_resource(settings)
-        yield Session(resource, int(ray.cluster_resources().get(resource, 0)), local, namespace)
+        yield _described(settings, local)
     finally:
         ray.shutdown()
+
+
+def device_slots(settings: RunSettings) -> int:
+    """How many devices this CPU machine makes: as many as it has cores for, with the threads that each is given."""
+    return max(1, len(os.sched_getaffinity(0)) // settings.devices.threads_per_device)
+
+
+def _described(settings: RunSettings, local: bool) -> Session:
+    resource = _device_resource(settings)
+    devices = int(ray.cluster_resources().get(resource, 0))
+    return Session(resource, devices, local, ray.get_runtime_context().namespace)
 
 
 def _device_resource(settings: RunSettings) -> str:
