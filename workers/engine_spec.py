@@ -164,6 +164,7 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
         },
         "worker_extension_cls": "workers.vllm_weights.RollRayWorker",
         "enable_log_requests": False,
+        "use_tqdm_on_load": False,
     }
     if spec.device == "gpu":
         return arguments | {"gpu_memory_utilization": spec.gpu_memory_utilization}

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from roll_ray.errors import RollRayError
 from roll_ray.generation import GenerationDelta, GenerationRequest
 
+FINISHES = ("stop", "length", "abort")
+
 
 @dataclass(slots=True)
 class Stream:
@@ -99,10 +101,10 @@ class StreamBook:
                 stream.spans.append([version, len(tokens)])
             self.generated_tokens += len(tokens)
         if finish is not None:
-            self.close(stream, finish)
+            self.close(stream, finish if finish in FINISHES else "error", f"the engine ended it: {finish}")
 
     def close(self, stream: Stream, finish: str, error: str = "") -> None:
-        stream.finish, stream.error = finish, error
+        stream.finish, stream.error = finish, error if finish == "error" else ""
         del self._by_key[stream.key], self._by_id[stream.request.id]
         client = self._client(stream.request.client)
         del client.running[stream.request.id]

@@ -150,7 +150,7 @@ class RollRayWorker:
         return os.getpid()
 
     def rr_update(self, manifest: dict[str, Any]) -> dict[str, Any]:
-        """Load a version; {"seconds": {hash, load, repack}}, or {"refused": sentences} when it is not what it should be."""
+        """Load a version; {"seconds": {hash, load, repack}}, or {"refused": [what, why, next step]}."""
         worker = cast(Any, self)
         try:
             worker.start_weight_update()
