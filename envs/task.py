@@ -57,7 +57,7 @@ class Observation:
 class Turn:
     """One response of the policy. `finish_reason` is "stop" or "length"."""
 
-    token_ids: tuple[int, ...]
+    token_ids: Sequence[int]
     text: str
     finish_reason: str
 

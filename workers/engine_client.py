@@ -59,9 +59,14 @@ class Generation:
                 f"the engine gave {len(delta.tokens)} tokens, {len(delta.logprobs)} log-probabilities and "
                 f"{len(delta.versions)} weight versions: one of each per token is needed"
             )
-        self.tokens.extend(delta.tokens)
-        self.logprobs.extend(delta.logprobs)
-        self.versions.extend(delta.versions)
+        if not delta.tokens:
+            return
+        # Making an array of a tuple and extending by that takes a third of the time of extending by the tuple.
+        self.tokens.extend(array("i", delta.tokens))
+        self.logprobs.extend(array("f", delta.logprobs))
+        version, n = delta.versions[0], len(delta.versions)
+        one_version = delta.versions.count(version) == n
+        self.versions.extend(array("i", [version]) * n if one_version else array("i", delta.versions))
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,9 +337,9 @@ class EngineClient:
         if link.down:
             return
         name = link.actor.name
-        link.down = str(error)
+        link.down = str(error) or type(error).__name__
         self.counters["engines_lost"] += 1
-        log.warning("%s: %s is lost and its requests go on elsewhere: %s", self.name, name, error)
+        log.warning("%s: %s is lost and its requests go on elsewhere: %s", self.name, name, link.down)
         link.outbox.clear()
         held = self._router.engine_down(name)
         if isinstance(error, WorkerDiedError):

@@ -38,6 +38,7 @@ class Episode:
     seed: int
     trajectory: TrajectoryBuilder = field(default_factory=TrajectoryBuilder)
     turn: int = 0
+    written: int = 0
     response: Generation = field(default_factory=Generation)
     finish_reason: str = ""
     text: str = ""
@@ -47,8 +48,7 @@ class Episode:
     @property
     def n_policy_tokens(self) -> int:
         """Tokens that the policy wrote, those of the turn that is going on included."""
-        written = self.trajectory.roles.count(int(Role.POLICY))
-        return written + (0 if self.finish_reason else len(self.response.tokens))
+        return self.written + len(self.response.tokens)
 
 
 Generate = Callable[[Episode, int], Awaitable[Generation]]
@@ -80,9 +80,10 @@ async def _turns(
         episode.response = Generation()
         response = await generate(episode, _room(episode, limits))
         trajectory.append_policy(response.tokens, response.logprobs, response.versions)
+        episode.written += len(response.tokens)
         texts.append(tokenizer.decode(response.tokens))
         episode.response = Generation()
-        result = await environment.step(Turn(tuple(response.tokens), texts[-1], response.finish))
+        result = await environment.step(Turn(response.tokens, texts[-1], response.finish))
         episode.turn += 1
         if result.terminated or result.truncated:
             break

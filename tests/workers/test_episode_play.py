@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import Sequence
 
 import pytest
 
 from envs.task import Observation, SingleTurn, StepResult, Turn
+from roll_ray.generation import GenerationDelta
 from roll_ray.sample import Prompt, Role
 from schedulers.protocol import SampleId, Visit
 from tests.workers.rollout_bench import NumberTokenizer
@@ -47,6 +49,15 @@ class Guess:
         if self.guesses == 3:
             return StepResult(reward=float(response.text == "5"), terminated=True, info={"guesses": 3})
         return StepResult(Observation(text="9"))
+
+
+def test_tokens_that_cross_a_process_border_are_the_same_in_float32() -> None:
+    delta = GenerationDelta("r", (1, 2), (-0.1, -0.2), (3, 4), "stop")
+    here, there = Generation(), Generation()
+    here.extend(delta)
+    there.extend(pickle.loads(pickle.dumps(delta)))
+    assert here == there
+    assert list(there.versions) == [3, 4]
 
 
 def test_a_single_turn_is_prompt_and_response() -> None:
