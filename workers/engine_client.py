@@ -179,8 +179,17 @@ class EngineClient:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
         return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """No task of the client ends in silence: what broke it is the failure of every open request."""
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            log.error("%s: the engine client broke", self.name, exc_info=error)
+            for request in list(self._open.values()):
+                self._settle(request, GenerationFailedError(f"{self.name}: {type(error).__name__}: {error}"))
 
     # --- placing ---------------------------------------------------------------------------------
 

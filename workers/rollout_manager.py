@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from roll_ray.actors import Actor
+from roll_ray.errors import RollRayError
 from roll_ray.receipts import Outcome, Receipt, Stopped
 from schedulers.events_log import to_record
 from schedulers.protocol import (
@@ -121,6 +122,12 @@ class RolloutManager:
                 return None
 
     def _owed(self) -> Outcome | None:
+        if self._runners.fault is not None:
+            raise RollRayError(
+                "the rollout manager cannot go on",
+                why=f"{type(self._runners.fault).__name__}: {self._runners.fault}",
+                next_step="mend the cause (a full disk, say) and resume the run",
+            ) from self._runners.fault
         dead = self._runners.all_dead()
         return Stopped(f"every episode runner is dead: {dead}") if dead else self._ledger.owed()
 

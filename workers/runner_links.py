@@ -54,6 +54,8 @@ class RunnerLinks:
         self._links = {actor.name: _Link(actor) for actor in runners}
         self._router: Router[Attempt] = Router()
         self._tasks: set[asyncio.Task[None]] = set()
+        self.fault: BaseException | None = None
+        """What broke a task of ours (a full disk under the log, a bug): the manager raises it to the driver."""
 
     # --- placing -----------------------------------------------------------------------------------
 
@@ -142,7 +144,14 @@ class RunnerLinks:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            log.error("a task of the rollout manager broke", exc_info=error)
+            self.fault = self.fault or error
 
     # --- one runner --------------------------------------------------------------------------------
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from dataclasses import dataclass, field
 
 from roll_ray.actors import Actor, ActorUnavailable
+from roll_ray.errors import WorkerDiedError
 from roll_ray.receipts import Receipt
 from roll_ray.sample import Sample
 from workers.sample_store import SampleStore
@@ -46,6 +48,13 @@ class StoreClient:
             for (_, done), receipt in zip(outbox, receipts, strict=True):
                 if not done.done():
                     done.set_result(receipt)
+            await self._drop([sample for sample, done in outbox if done.cancelled()])
+
+    async def _drop(self, aborted: list[Sample]) -> None:
+        """Samples whose attempt was aborted on the way: nobody knows that the store has them."""
+        if aborted:
+            with contextlib.suppress(ActorUnavailable, WorkerDiedError):
+                await self.store.call(SampleStore.drop, [(s.id, s.attempt) for s in aborted])
 
     async def _put_patiently(self, samples: list[Sample]) -> list[Receipt]:
         deadline_s = time.monotonic() + self.patience_s

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from envs.task import RewardFunction, ScoredView
+from roll_ray.actors import ActorUnavailable
 from roll_ray.generation import GenerationRequest
 from roll_ray.receipts import Cut, PromptsWanted, Stopped
 from roll_ray.sample import Prompt, Role, Sample, SamplingDistribution
@@ -68,6 +69,7 @@ class Bench:
     session: str = "s"
     spec: dict[str, Any] = field(default_factory=dict)
     reward_timeout_s: float = 5.0
+    max_attempts: int = 3
     drawn: int = 0
     prompts: dict[str, Prompt] = field(default_factory=dict)
 
@@ -100,7 +102,11 @@ class Bench:
         return EpisodeRunner(spec, self.engines, self.rewards, self.stores[i % 2], NumberTokenizer())
 
     def _manager(self) -> RolloutManager:
-        spec = ManagerSpec(self.session, self.folder / "events.jsonl", partial(Synchronous, self.p, self.r))
+        spec = ManagerSpec(
+            self.session,
+            self.folder / "events.jsonl",
+            partial(Synchronous, self.p, self.r, self.max_attempts),
+        )
         return RolloutManager(spec, self.runners, self.stores)
 
     # --- the driver --------------------------------------------------------------------------------
@@ -118,8 +124,6 @@ class Bench:
         )
 
     async def patiently(self, call: Callable[[], Any]) -> Any:
-        from roll_ray.actors import ActorUnavailable
-
         while True:
             try:
                 return await call()
@@ -151,8 +155,14 @@ class Bench:
         return await self.finish(step)
 
     async def finish(self, step: int) -> list[Sample]:
-        cut = await self.cut(step)
-        samples = await self.samples(cut)
+        while True:
+            cut = await self.cut(step)
+            try:
+                samples = await self.samples(cut)
+                break
+            except (LookupError, ActorUnavailable) as error:
+                lost, reason = [r.sample for r in cut.receipts if r.store in str(error)], str(error)
+                await self.patiently(lambda: self.manager.call(RolloutManager.lost, lost, reason))  # noqa: B023
         self.check(cut, samples)
         await self.patiently(lambda: self.manager.call(RolloutManager.trained, step + 1))
         return samples

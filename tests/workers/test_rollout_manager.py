@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from envs.task import ScoredView
-from roll_ray.errors import WeightUpdateError, WorkerDiedError
+from roll_ray.errors import RollRayError, WeightUpdateError, WorkerDiedError
 from roll_ray.receipts import Cut, Stopped
 from roll_ray.sample import SamplingDistribution
 from schedulers.events_log import from_record, to_record
@@ -433,3 +433,40 @@ def test_a_cut_is_given_again_until_it_is_trained(tmp_path: Path) -> None:
 def test_events_survive_the_log(tmp_path: Path) -> None:
     event = Scored(1.5, SampleId(Visit("p", 2), 3), 1, None, "why")
     assert from_record(json.loads(json.dumps(to_record(event)))) == event
+
+
+def test_a_log_that_cannot_be_written_ends_the_run_with_the_cause(tmp_path: Path) -> None:
+    async def story(bench: Bench) -> None:
+        await bench.offer(0, bench.p, starts_step=True)
+
+        def full(*_: Any, **__: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+        bench.manager.instance._log.append = full
+        with pytest.raises(RollRayError, match="No space left on device"):
+            await bench.cut(0)
+
+    run(Bench(tmp_path), story)
+
+
+def test_samples_aborted_on_their_way_into_a_store_are_not_left_there(tmp_path: Path) -> None:
+    async def story(bench: Bench) -> None:
+        store = bench.stores[0]
+        put = store.instance.put_many
+        entered, release = asyncio.Event(), asyncio.Event()
+
+        async def slow(samples: Any) -> Any:
+            entered.set()
+            await release.wait()
+            return put(samples)
+
+        store.instance.put_many = slow
+        await bench.offer(0, bench.p, starts_step=True)
+        await entered.wait()
+        await bench.runners[0].call(EpisodeRunner.fence)
+        release.set()
+        while bench.runners[0].instance._store._flush and not bench.runners[0].instance._store._flush.done():
+            await asyncio.sleep(0.001)
+        assert store.instance.metrics()["samples"] == 0
+
+    run(Bench(tmp_path), story)
