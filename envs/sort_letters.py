@@ -1,6 +1,6 @@
 """The demo task: `fbca>` must be answered `abcf`.
 
-A prompt is 4 to 7 different letters from a to j and a `>`. The reward is 1 for the exact answer, ended by
+A prompt is 4 to 7 letters from a to j, repeats allowed, and a `>`. The reward is 1 for the exact answer, ended by
 the end token, else 0 with the reason. 400 prompts are held out: no generator here gives them for training.
 """
 
@@ -70,7 +70,7 @@ def _heldout_letters() -> dict[str, None]:
 def _different_letters(rng: random.Random, count: int, without: dict[str, None]) -> list[str]:
     found: dict[str, None] = {}
     while len(found) < count:
-        letters = "".join(rng.sample(ALPHABET, rng.randint(MIN_LETTERS, MAX_LETTERS)))
+        letters = "".join(rng.choices(ALPHABET, k=rng.randint(MIN_LETTERS, MAX_LETTERS)))
         if letters not in without:
             found[letters] = None
     return list(found)
