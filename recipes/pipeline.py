@@ -26,7 +26,7 @@ from roll_ray.data_stream import PromptStream
 from roll_ray.engines import EnginePool
 from roll_ray.errors import RollRayError, SettingsError
 from roll_ray.evaluation import Evaluator
-from roll_ray.placement import missing_devices, place
+from roll_ray.placement import missing_devices
 from roll_ray.recording import Recorder, ReplayRollouts
 from roll_ray.rollouts import LiveRollouts
 from roll_ray.sample import Prompt
@@ -75,6 +75,7 @@ class Pipeline:
         self.folder: Path = settings.run_dir
         self.name = settings.run_name or self.folder.name
         self.interrupt = asyncio.Event()
+        self.staff: Staff | None = None
 
     async def run(self) -> RunResult:
         """Start the workers, train, and leave nothing behind."""
@@ -89,6 +90,7 @@ class Pipeline:
                 self._tracker(staff, checkpoint) as tracker,
                 self._engines(staff, tracker) as engines,
             ):
+                self.staff = staff
                 controller = self._controller(staff, engines, tracker, checkpoints)
                 return await controller.run(checkpoint)
 
@@ -164,7 +166,7 @@ class Pipeline:
             display=open_display(self.settings.max_steps, done),
             decode=tokenizer.decode,
             shown=tuple,
-            sinks=(TensorBoardSink(self.folder / "tensorboard"), RayMetricsSink(self.name)),
+            sinks=(TensorBoardSink(self.folder / "tensorboard", done), RayMetricsSink(self.name)),
         )
         staff.listen(tracker.say)
         try:

@@ -12,7 +12,7 @@ from typing import Any
 from recipes.recipe_files import Recipe
 from roll_ray.errors import RollRayError
 from roll_ray.home import inside_ray_job, resolve_run_dir
-from roll_ray.placement import Placement, missing_devices, place
+from roll_ray.placement import Placement, device_slots, missing_devices, place
 from roll_ray.settings import RunSettings
 from roll_ray.settings_io import default_values, flat
 
@@ -128,7 +128,7 @@ def _deviceless(settings: RunSettings) -> list[str]:
 
 
 def _check_devices(settings: RunSettings, machine: Machine) -> tuple[list[str], list[str]]:
-    """Problems and notes. CPU slots are made as named, so that too many of them are slow and not wrong."""
+    """Problems and notes: the devices named against those that there are."""
     devices = settings.devices
     address = devices.ray_address or machine.cluster
     if address is not None:
@@ -136,13 +136,4 @@ def _check_devices(settings: RunSettings, machine: Machine) -> tuple[list[str], 
     on_gpu = devices.kind == "gpu" or (devices.kind == "auto" and machine.gpus > 0)
     if on_gpu and not machine.gpus:
         return ["devices.kind=gpu and this machine has no GPU: set devices.kind=cpu or auto"], []
-    if on_gpu:
-        return missing_devices(settings, machine.gpus), []
-    slots = len({*devices.rollout, *devices.train})
-    threads = slots * devices.threads_per_device
-    if threads <= machine.cores:
-        return [], []
-    return [], [
-        f"{slots} device slots of devices.threads_per_device={devices.threads_per_device} take {threads} threads "
-        f"on {machine.cores} cores: they will get in each other's way"
-    ]
+    return missing_devices(settings, machine.gpus if on_gpu else device_slots(settings, machine.cores)), []

@@ -28,10 +28,10 @@ from workers.backends.base import OptimizerSettings
 from workers.engine_spec import EngineSpec
 from workers.episode_runner import EpisodeRunner, RunnerSpec
 from workers.model_context import context_tokens
+from workers.reward_worker import RewardWorker
 from workers.rollout_engine import RolloutEngine
 from workers.rollout_manager import ManagerSpec, RolloutManager
 from workers.sample_store import SampleStore
-from workers.reward_worker import RewardWorker
 from workers.trainer import PolicyTrainer, TrainerSpec
 
 if TYPE_CHECKING:

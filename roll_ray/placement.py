@@ -78,6 +78,11 @@ def place(settings: RunSettings) -> Placement:
     return Placement(tuple(len(b) for b in bundles), tuple(seats))
 
 
+def device_slots(settings: RunSettings, cores: int) -> int:
+    """How many devices a CPU machine makes: as many as it has cores for, with the threads that each is given."""
+    return max(1, cores // settings.devices.threads_per_device)
+
+
 def missing_devices(settings: RunSettings, available: int) -> list[str]:
     """A sentence for each list that names a device which the cluster does not have."""
     lists = {"devices.rollout": settings.devices.rollout, "devices.train": settings.devices.train}

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 from ray.util.metrics import Gauge
 
+from roll_ray.tracking.metrics import DECLARED
+
 
 class RayMetricsSink:
     """Mirrors every number of a step into a gauge; the dashboard and Prometheus read them."""
@@ -19,6 +21,10 @@ class RayMetricsSink:
             if value is None:
                 continue
             if name not in self._gauges:
-                self._gauges[name] = Gauge(f"roll_ray_{name}", description=name, tag_keys=("run",))
+                self._gauges[name] = Gauge(
+                    f"roll_ray_{name}",
+                    description=DECLARED[name].meaning if name in DECLARED else name,
+                    tag_keys=("run",),
+                )
                 self._gauges[name].set_default_tags({"run": self.run_name})
             self._gauges[name].set(float(value))

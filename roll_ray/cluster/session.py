@@ -13,6 +13,7 @@ from ray.exceptions import RaySystemError
 
 from roll_ray.errors import RollRayError
 from roll_ray.home import inside_ray_job
+from roll_ray.placement import device_slots
 from roll_ray.settings import RunSettings
 
 OBJECT_STORE_BYTES = 512 << 20
@@ -44,10 +45,11 @@ def session(settings: RunSettings, namespace: str) -> Iterator[Session]:
         "logging_level": logging.ERROR,
     }
     if local:
+        slots = device_slots(settings, len(os.sched_getaffinity(0)))
         options |= {
             "include_dashboard": False,
             "object_store_memory": OBJECT_STORE_BYTES,
-            "resources": {} if settings.devices.kind == "gpu" else {"device": device_slots(settings)},
+            "resources": {} if settings.devices.kind == "gpu" else {"device": slots},
         }
     else:
         options["address"] = address or "auto"
@@ -66,11 +68,6 @@ def session(settings: RunSettings, namespace: str) -> Iterator[Session]:
         yield _described(settings, local)
     finally:
         ray.shutdown()
-
-
-def device_slots(settings: RunSettings) -> int:
-    """How many devices this CPU machine makes: as many as it has cores for, with the threads that each is given."""
-    return max(1, len(os.sched_getaffinity(0)) // settings.devices.threads_per_device)
 
 
 def _described(settings: RunSettings, local: bool) -> Session:

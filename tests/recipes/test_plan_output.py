@@ -68,7 +68,11 @@ def test_nothing_is_wrong_with_the_defaults() -> None:
 
 def test_all_contradictions_are_listed() -> None:
     problems = plan(
-        "prompts_per_step=7", "optimizer_steps_per_batch=2", "devices.rollout=0-7", "engine.tensor_parallel=3"
+        "prompts_per_step=7",
+        "optimizer_steps_per_batch=2",
+        "devices.rollout=0-7",
+        "engine.tensor_parallel=3",
+        machine=NODE,
     ).problems
     assert len(problems) == 2
     assert "8 is not a multiple of 3" in problems[1]
@@ -84,10 +88,11 @@ def test_asking_for_gpus_where_there_are_none_is_wrong() -> None:
     assert "no GPU" in problem
 
 
-def test_more_cpu_slots_than_cores_is_a_note() -> None:
-    shown = plan("devices.rollout=0-3", "devices.train=0-3")
-    assert shown.problems == ()
-    assert "4 threads on 2 cores" in shown.notes[0]
+def test_more_cpu_slots_than_cores_are_wrong() -> None:
+    (problem,) = plan("devices.rollout=0-3", "devices.train=0-1").problems
+    assert "devices.rollout names device 2 of 2" in problem
+    (problem,) = plan("devices.rollout=0-1", "devices.train=0", "devices.threads_per_device=2").problems
+    assert "devices.rollout names device 1 of 1" in problem
 
 
 def test_a_cluster_is_asked_when_the_run_starts() -> None:

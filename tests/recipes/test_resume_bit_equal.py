@@ -90,7 +90,7 @@ class Drawn:
             )
             for s in samples
         )
-        halves = [range(0, 8), range(8, 16)]
+        halves = [range(8), range(8, 16)]
         rows = [
             MiniBatch((Share(tuple(receipts[i] for i in h), (Batch.of([samples[i] for i in h]),)),))
             for h in halves

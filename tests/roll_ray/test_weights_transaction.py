@@ -62,8 +62,18 @@ def test_a_parameter_that_nothing_loaded_is_named() -> None:
         log.finish(["head.weight", "norm"], ["norm"])
 
 
+def test_the_weights_of_the_model_folder_may_be_published_under_their_own_version() -> None:
+    gate = VersionGate(0)
+    gate.begin(manifest(0))
+    gate.commit()
+    with pytest.raises(WeightUpdateError, match="version 0 does not follow 0"):
+        gate.begin(manifest(0))
+
+
 def test_versions_only_go_up() -> None:
-    gate = VersionGate(3)
+    gate = VersionGate(0)
+    gate.begin(manifest(3))
+    gate.commit()
     for version in (3, 2):
         with pytest.raises(WeightUpdateError, match=f"version {version} does not follow 3"):
             gate.begin(manifest(version))
