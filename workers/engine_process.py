@@ -74,7 +74,7 @@ class EngineProcess:
             self._reader.cancel()
         if self._llm is not None:
             llm, self._llm, self._core = self._llm, None, None
-            await asyncio.to_thread(llm.shutdown, 5.0)
+            await asyncio.to_thread(llm.shutdown, 1.0)
 
     def check_alive(self) -> None:
         if self._death or self._llm is None:
@@ -225,24 +225,29 @@ def _core_request(key: str, tokens: Sequence[int], params: Any, salt: str) -> An
 
 
 def _sampling_params(request: GenerationRequest, max_tokens: int) -> Any:
+    from vllm.exceptions import VLLMValidationError
     from vllm.sampling_params import SamplingParams
 
     sampling = request.sampling
-    return SamplingParams(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        max_tokens=max_tokens,
-        stop_token_ids=list(request.stop_token_ids),
-        seed=request.seed,
-        logprobs=0,
-        detokenize=False,
-        ignore_eos=True,  # exactly the request's stop tokens end it
-    )
+    wanted: dict[str, Any] = {
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "repetition_penalty": sampling.repetition_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "max_tokens": max_tokens,
+        "stop_token_ids": list(request.stop_token_ids),
+        "seed": request.seed,
+        "logprobs": 0,
+        "detokenize": False,
+        "ignore_eos": True,  # exactly the request's stop tokens end it
+    }
+    try:
+        return SamplingParams(**wanted)
+    except VLLMValidationError as error:
+        raise ValueError(str(error)) from error
 
 
 def _first_line(error: Exception) -> str:

@@ -1,0 +1,352 @@
+"""The real engine against the real policy: agreement, exact versions, aborts, fences, deaths."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import torch
+
+from roll_ray.actors import ActorUnavailable
+from roll_ray.errors import RollRayError, WeightUpdateError
+from roll_ray.generation import Canary, GenerationRequest
+from roll_ray.sample import SamplingDistribution
+from roll_ray.weights.buckets import bucket_bytes, write_buckets
+from workers import selfcheck
+from workers.engine_pair import Answer, Pair, close_pair, open_pair
+from workers.engine_spec import EngineSpec
+from workers.rollout_engine import RolloutEngine
+
+pytestmark = pytest.mark.engine
+T = TypeVar("T")
+TOLERANCE = selfcheck.TOLERANCE
+
+
+class Bench:
+    """A pair with the loop that it lives in."""
+
+    def __init__(self, folder: Path, tied: bool) -> None:
+        self._runner = asyncio.Runner()
+        self.pair: Pair = self.run(open_pair(folder, tied=tied, name="test"))
+
+    def run(self, scene: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(asyncio.wait_for(scene, 100))
+
+    def close(self) -> None:
+        self.run(close_pair(self.pair))
+        self._runner.close()
+
+
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    bench = Bench(tmp_path_factory.mktemp("engine"), tied=True)
+    yield bench
+    bench.close()
+
+
+@pytest.fixture(scope="module")
+def untied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    bench = Bench(tmp_path_factory.mktemp("engine"), tied=False)
+    yield bench
+    bench.close()
+
+
+def holds(bench: Bench, claim: Any) -> None:
+    passed, detail = bench.run(claim(bench.pair))
+    assert passed, detail
+
+
+def test_tied_engine_agrees_before_and_after_an_update_of_every_parameter(tied: Bench) -> None:
+    holds(tied, selfcheck.agreement_over_updates)
+
+
+def test_untied_engine_agrees_before_and_after_an_update_of_every_parameter(untied: Bench) -> None:
+    holds(untied, selfcheck.agreement_over_updates)
+
+
+def test_ratios_are_one_at_temperature_0_6(tied: Bench) -> None:
+    holds(tied, selfcheck.ratio_is_one)
+
+
+def test_five_updates_without_change_do_not_drift(tied: Bench) -> None:
+    holds(tied, selfcheck.no_drift)
+
+
+def test_pauses_keep_prefix_logprobs_and_versions(tied: Bench) -> None:
+    holds(tied, selfcheck.pause_keeps_everything)
+
+
+def test_weights_left_behind_are_caught(tied: Bench) -> None:
+    holds(tied, selfcheck.faults_are_caught)
+
+
+def test_each_token_of_64_running_requests_has_the_version_that_sampled_it(untied: Bench) -> None:
+    """Only the output head changes, which no cached key or value depends on: so every token's log-probability
+    must be the trainer's under the head of the version that the token claims, on both sides of the update."""
+    pair = untied.pair
+
+    async def scene() -> tuple[list[GenerationRequest], list[Answer], int]:
+        requests, before = pair.requests(64, 64), pair.engine.version
+        await pair.engine.submit(requests)
+        await pair.made(64 * 12)
+        with torch.no_grad():
+            pair.policy.hf.lm_head.weight += 0.05 * torch.randn(64, 128)
+        await pair.update()
+        return requests, await pair.gather(requests), before
+
+    old_head = pair.policy.hf.lm_head.weight.detach().clone()
+    requests, answers, before = untied.run(scene())
+    new_head = pair.policy.hf.lm_head.weight.detach().clone()
+    by_version = {before: old_head, before + 1: new_head}
+    switched = 0
+    for version, head in by_version.items():
+        with torch.no_grad():
+            pair.policy.hf.lm_head.weight.copy_(head)
+        for request, answer in zip(requests, answers, strict=True):
+            n = len(request.prompt_token_ids)
+            trainer = pair.trainer_logprobs([*request.prompt_token_ids, *answer.tokens])[n - 1 :]
+            for ours, theirs, v in zip(answer.logprobs, trainer, answer.versions, strict=True):
+                assert v != version or abs(ours - theirs) <= TOLERANCE
+            switched += set(answer.versions) == set(by_version)
+    assert all(len(a.tokens) == 64 and a.finish == "length" for a in answers)
+    assert all(a.versions == sorted(a.versions) for a in answers)
+    assert switched == 2 * 64
+
+
+def test_requests_without_a_token_start_again_under_the_new_weights(tied: Bench) -> None:
+    """More requests than run at once: those that waited during the update agree with the new policy throughout."""
+    pair = tied.pair
+
+    async def scene() -> tuple[list[GenerationRequest], list[Answer]]:
+        requests = pair.requests(330, 12)
+        await pair.engine.submit(requests)
+        await pair.made(256)
+        pair.change_every_parameter(seed=77)
+        await pair.update()
+        return requests, await pair.gather(requests)
+
+    requests, answers = tied.run(scene())
+    fresh = [
+        (r, a) for r, a in zip(requests, answers, strict=True) if set(a.versions) == {pair.engine.version}
+    ]
+    assert len(fresh) >= 70
+    assert len(fresh) < 330
+    for request, answer in fresh:
+        prompt = list(request.prompt_token_ids)
+        trainer = pair.trainer_logprobs(prompt + answer.tokens)[len(prompt) - 1 :]
+        assert max(abs(a - b) for a, b in zip(answer.logprobs, trainer, strict=True)) <= TOLERANCE
+
+
+def test_an_update_in_mode_abort_ends_requests_with_their_tokens_so_far(tied: Bench) -> None:
+    pair = tied.pair
+
+    async def scene() -> list[Answer]:
+        requests = pair.requests(8, 400)
+        await pair.engine.submit(requests)
+        await pair.made(80)
+        await pair.engine.update_weights(pair.publish(), "abort")
+        return await pair.gather(requests)
+
+    answers = tied.run(scene())
+    assert all(a.finish == "abort" and 5 < len(a.tokens) < 400 for a in answers)
+    assert all(set(a.versions) == {pair.engine.version - 1} for a in answers)
+
+
+def test_aborted_requests_keep_their_tokens_and_the_others_go_on(tied: Bench) -> None:
+    pair = tied.pair
+
+    async def scene() -> list[Answer]:
+        requests = pair.requests(6, 120)
+        await pair.engine.submit(requests)
+        await pair.made(60)
+        await pair.engine.abort([r.id for r in requests[:3]] + ["unknown"])
+        return await pair.gather(requests)
+
+    answers = tied.run(scene())
+    assert [a.finish for a in answers] == ["abort"] * 3 + ["length"] * 3
+    assert all(5 < len(a.tokens) < 120 for a in answers[:3])
+    assert all(len(a.tokens) == 120 for a in answers[3:])
+
+
+def test_a_seed_fixes_the_draws_in_any_company(tied: Bench) -> None:
+    pair = tied.pair
+
+    async def scene() -> tuple[list[Answer], list[Answer], list[Answer]]:
+        together = await pair.generate(pair.requests(12, 20))
+        backwards = await pair.generate(pair.requests(12, 20)[::-1])
+        alone = [(await pair.generate([r]))[0] for r in pair.requests(12, 20)[:3]]
+        return together, backwards[::-1], alone
+
+    together, backwards, alone = tied.run(scene())
+    assert [(a.tokens, a.logprobs) for a in together] == [(a.tokens, a.logprobs) for a in backwards]
+    assert [(a.tokens, a.logprobs) for a in together[:3]] == [(a.tokens, a.logprobs) for a in alone]
+
+
+def test_temperature_0_takes_the_likeliest_token_and_stop_tokens_end_a_response(tied: Bench) -> None:
+    pair = tied.pair
+
+    async def scene() -> tuple[Answer, Answer]:
+        (request,) = pair.requests(1, 12, temperature=0.0)
+        (greedy,) = await pair.generate([request])
+        stop = GenerationRequest(
+            "stop", request.client, request.prompt_token_ids, request.sampling, 12, (greedy.tokens[4],), 0
+        )
+        return greedy, (await pair.generate([stop]))[0]
+
+    greedy, stopped = tied.run(scene())
+    prompt = list(pair.requests(1, 1)[0].prompt_token_ids)
+    for k in range(len(greedy.tokens)):
+        seen = prompt + greedy.tokens[:k]
+        best = max(pair.trainer_logprobs([*seen, token])[-1] for token in range(64))
+        assert greedy.logprobs[k] >= best - TOLERANCE
+    trainer = pair.trainer_logprobs(prompt + greedy.tokens)[len(prompt) - 1 :]
+    assert max(abs(a - b) for a, b in zip(greedy.logprobs, trainer, strict=True)) <= TOLERANCE
+    assert stopped.finish == "stop"
+    assert stopped.tokens == greedy.tokens[: len(stopped.tokens)]
+    assert stopped.tokens[-1] == greedy.tokens[4]
+
+
+def test_what_cannot_run_is_answered_with_an_error_and_harms_nobody(tied: Bench) -> None:
+    pair = tied.pair
+    wrong = {
+        "no tokens": GenerationRequest("e1", "selfcheck", (), SamplingDistribution(), 4),
+        "no room": GenerationRequest("e2", "selfcheck", (1,) * 600, SamplingDistribution(), 4),
+        "outside": GenerationRequest("e3", "selfcheck", (1, 64), SamplingDistribution(), 4),
+        "top_p": GenerationRequest("e4", "selfcheck", (1, 2), SamplingDistribution(top_p=2.0), 4),
+        "at least 1": GenerationRequest("e5", "selfcheck", (1, 2), SamplingDistribution(), 0),
+    }
+
+    async def scene() -> tuple[list[Answer], list[Answer]]:
+        good = pair.requests(2, 4)
+        await pair.engine.submit([*wrong.values(), *good])
+        answers: dict[str, Answer] = {}
+        return await pair.gather(list(wrong.values()), answers), await pair.gather(good, answers)
+
+    bad, good = tied.run(scene())
+    for words, answer in zip(wrong, bad, strict=True):
+        assert answer.finish == "error"
+        assert words in answer.error
+    assert all(a.finish == "length" for a in good)
+
+
+def test_a_refused_update_fences_until_the_version_before_is_restored(tied: Bench) -> None:
+    pair = tied.pair
+
+    async def scene() -> list[Answer]:
+        good = pair.publish()
+        await pair.engine.update_weights(good)
+        requests = pair.requests(4, 400)
+        await pair.engine.submit(requests)
+        await pair.made(40)
+        wrong = Canary((1, 2, 3), (-9.0, -9.0), 1e-4)
+        pair.version += 1
+        bad = write_buckets(pair.folder, pair.version, pair.named_tensors(), keep=2).with_canary(wrong)
+        with pytest.raises(WeightUpdateError, match="nats off the trainer"):
+            await pair.engine.update_weights(bad)
+        with pytest.raises(WeightUpdateError, match="takes no requests"):
+            await pair.engine.submit(pair.requests(1, 1))
+        with pytest.raises(WeightUpdateError, match="takes no requests"):
+            await pair.engine.resume()
+        ended = await pair.gather(requests)
+        report = await pair.engine.update_weights(good)
+        assert report.version == pair.engine.version == good.version
+        assert await pair.difference() <= TOLERANCE
+        return ended
+
+    ended = tied.run(scene())
+    assert all(a.finish == "abort" and len(a.tokens) >= 5 for a in ended)
+    assert all(set(a.versions) == {pair.engine.version} for a in ended)
+
+
+def test_weights_in_force_are_nothing_to_do_and_older_ones_are_refused(tied: Bench) -> None:
+    pair = tied.pair
+
+    async def scene() -> None:
+        first = pair.publish()
+        await pair.engine.update_weights(first)
+        assert (await pair.engine.update_weights(first)).seconds == {}
+        await pair.update()
+        with pytest.raises(WeightUpdateError, match="does not follow"):
+            await pair.engine.update_weights(first)
+        assert len(await pair.generate(pair.requests(1, 2))) == 1
+
+    tied.run(scene())
+
+
+def test_buckets_from_another_node_are_kept_here_and_loaded(tied: Bench) -> None:
+    pair = tied.pair
+
+    async def scene() -> float:
+        pair.change_every_parameter(seed=5)
+        there = pair.publish()
+        here = await pair.engine.receive_weights(there, *bucket_bytes(there))
+        assert here.folder != there.folder
+        await pair.engine.update_weights(here)
+        return await pair.difference()
+
+    assert tied.run(scene()) <= TOLERANCE
+
+
+def test_a_killed_engine_process_is_told_within_seconds_and_can_be_started_again(tied: Bench) -> None:
+    pair = tied.pair
+
+    async def scene() -> float:
+        info = await pair.engine.start()
+        await pair.engine.submit(pair.requests(8, 400))
+        waiting = [
+            asyncio.create_task(pair.engine.collect("nobody", 60.0)),
+            asyncio.create_task(pair.engine.score([1, 2, 3])),
+        ]
+        await pair.made(8)
+        os.kill(info.pid, signal.SIGKILL)
+        killed_s = time.perf_counter()
+        outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+        told_s = time.perf_counter() - killed_s
+        assert isinstance(outcomes[0], ActorUnavailable)
+        for call in (pair.engine.submit([]), pair.update(), pair.engine.pause(), pair.engine.stats()):
+            with pytest.raises(ActorUnavailable):
+                await call
+        again = await pair.engine.start()
+        assert again.pid != info.pid
+        assert again.version == 0
+        await pair.update()
+        assert await pair.difference() <= TOLERANCE
+        return told_s
+
+    assert tied.run(scene()) < 5.0
+
+
+def test_the_engine_process_ends_with_its_owner(untied: Bench) -> None:
+    code = (
+        "import asyncio, os, signal\n"
+        "from workers.engine_spec import EngineSpec\n"
+        "from workers.rollout_engine import RolloutEngine\n"
+        "async def main():\n"
+        f"    info = await RolloutEngine(EngineSpec({untied.pair.engine.spec.model!r}, kv_cache_mb=32)).start()\n"
+        "    print('PID', info.pid, flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "if __name__ == '__main__':\n"
+        "    asyncio.run(main())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=90, check=False
+    )
+    pids = [int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("PID")]
+    assert pids, done.stderr[-2000:]
+    deadline_s = time.perf_counter() + 10
+    while Path(f"/proc/{pids[0]}").exists() and time.perf_counter() < deadline_s:
+        time.sleep(0.1)
+    assert not Path(f"/proc/{pids[0]}").exists()
+
+
+def test_a_model_that_cannot_start_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(RollRayError, match=r"there is no config\.json"):
+        asyncio.run(RolloutEngine(EngineSpec(str(tmp_path))).start())
