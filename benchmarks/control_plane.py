@@ -67,7 +67,8 @@ class ReadyMadeEngine:
         if not self._open.get(client):
             self._event(client).clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._event(client).wait(), timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    await self._event(client).wait()
         running = self._open.pop(client, [])
         self._open[client] = [(i, piece + 1) for i, piece in running if piece + 1 < self._pieces]
         return [self._delta(request_id, piece) for request_id, piece in running]
@@ -216,6 +217,8 @@ class ReadyMadeRunner:
             if isinstance(e, Scored)
         )
         return Reports(self.name, "x", self._sequence, tuple(events), receipts)
+
+    async def keep_prompts(self, visits: Any, prompts_ref: Any) -> None: ...
 
     async def abort(self, samples: Any) -> None: ...
 

@@ -106,6 +106,10 @@ class EpisodeRunner:
                 attempt.task = asyncio.create_task(self._run(attempt))
         return self.incarnation
 
+    async def keep_prompts(self, visits: Sequence[Visit], prompts_ref: Any) -> None:
+        """Remember through which handle these visits' prompts are found, for whoever launches them."""
+        self._books.add(visits, prompts_ref)
+
     async def abort(self, samples: Sequence[SampleId]) -> None:
         """Stop these samples' attempts; `Aborted` is reported for those that were going on."""
         now_s, events = time.time(), list[Event]()

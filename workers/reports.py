@@ -65,7 +65,8 @@ class ReportBox:
         if not self._events:
             self._news.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    await self._news.wait()
             await asyncio.sleep(LINGER_S)
         sequence = self._first + len(self._events) - 1
         receipts = tuple(receipt for _, receipt in self._receipts)

@@ -122,8 +122,9 @@ class RewardClient:
     async def _score(self, link: _Link, batch: list[_Asked]) -> None:
         link.outstanding += len(batch)
         try:
-            call = link.actor.call(RewardWorker.score_many, [asked.view for asked in batch])
-            _settle(batch, await asyncio.wait_for(call, self.timeout_s))
+            async with asyncio.timeout(self.timeout_s):
+                views = [asked.view for asked in batch]
+                _settle(batch, await link.actor.call(RewardWorker.score_many, views))
             return
         except TimeoutError:
             reason = f"{link.actor.name} did not answer within {self.timeout_s:g} s"

@@ -8,6 +8,7 @@ was open then is fenced: runners drop it, and it is launched again as the next a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -95,7 +96,7 @@ class RolloutManager:
         scheduler has no place for them."""
         await self.start()
         visits = [Visit(*visit) for visit in visits]
-        self._runners.prompts.update(dict.fromkeys(visits, prompts_ref))
+        await self._runners.hand_out(visits, prompts_ref)
         if self._ledger.visits.issuperset(visits):
             self._runners.place_held_back(self._ledger.running)
             return
@@ -116,10 +117,9 @@ class RolloutManager:
             if outcome is not None or left_s <= 0:
                 return outcome
             self._news.clear()
-            try:
-                await asyncio.wait_for(self._news.wait(), left_s)
-            except TimeoutError:
-                return None
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._news.wait()
 
     def _owed(self) -> Outcome | None:
         if self._runners.fault is not None:
@@ -304,7 +304,8 @@ class RolloutManager:
 
     async def _inventory(self, store: Actor[SampleStore]) -> list[Receipt]:
         try:
-            return await asyncio.wait_for(store.call(SampleStore.inventory), INVENTORY_TIMEOUT_S)
+            async with asyncio.timeout(INVENTORY_TIMEOUT_S):
+                return await store.call(SampleStore.inventory)
         except Exception as error:  # a store that does not answer has lost what it held
             log.warning("%s has no inventory: %s", store.name, error)
             return []

@@ -103,6 +103,13 @@ class RunnerLinks:
             if link.up:
                 self._router.engine_up(name, 0)
 
+    async def hand_out(self, visits: Sequence[Visit], handle: Any) -> None:
+        """Let every runner keep the handle before anything is launched: a manager that restarts asks for it."""
+        self.prompts.update(dict.fromkeys(visits, handle))
+        up = [link for link in self._links.values() if link.up]
+        calls = (link.actor.call(EpisodeRunner.keep_prompts, visits, handle) for link in up)
+        await asyncio.gather(*(self._guarded(link, call) for link, call in zip(up, calls, strict=True)))
+
     async def forget(self, visits: Sequence[Visit]) -> None:
         """These visits are over."""
         for visit in visits:
@@ -162,7 +169,7 @@ class RunnerLinks:
                 await asyncio.sleep(RETRY_INTERVAL_S)
                 continue
             call = link.actor.call(EpisodeRunner.reports, link.sequence, REPORT_TIMEOUT_S)
-            reports = await self._guarded(link, asyncio.wait_for(call, REPORT_TIMEOUT_S + STUCK_S))
+            reports = await self._guarded(link, call, REPORT_TIMEOUT_S + STUCK_S)
             if reports is None:
                 continue
             if reports.incarnation != link.incarnation:
@@ -193,15 +200,16 @@ class RunnerLinks:
                 groups.setdefault(id(handle), (handle, []))[1].append(order)
         return list(groups.values())
 
-    async def _guarded(self, link: _Link, call: Any) -> Any:
+    async def _guarded(self, link: _Link, call: Any, timeout_s: float | None = None) -> Any:
         """The answer, or None if the runner is lost."""
         try:
-            return await call
+            async with asyncio.timeout(timeout_s):
+                return await call
         except WorkerDiedError as error:
             link.dead = True
             self._down(link, str(error))
         except TimeoutError:
-            self._down(link, f"it did not answer for {REPORT_TIMEOUT_S + STUCK_S:g} s")
+            self._down(link, f"it did not answer for {timeout_s} s")
         except (
             Exception
         ) as error:  # the boundary to the runner: whatever it is, the runner is fenced and asked anew
@@ -219,7 +227,8 @@ class RunnerLinks:
 
     async def _bring_up(self, link: _Link) -> bool:
         try:
-            fenced = await asyncio.wait_for(link.actor.call(EpisodeRunner.fence), STUCK_S)
+            async with asyncio.timeout(STUCK_S):
+                fenced = await link.actor.call(EpisodeRunner.fence)
         except WorkerDiedError as error:
             link.dead, link.why_down = True, str(error)
             return False

@@ -38,7 +38,8 @@ async def waiting_sentence(ledger: Ledger, runners: RunnerLinks) -> str:
 
 async def _of(runner: Actor[EpisodeRunner]) -> str:
     try:
-        state = await asyncio.wait_for(runner.call(EpisodeRunner.waiting_for), ASK_TIMEOUT_S)
+        async with asyncio.timeout(ASK_TIMEOUT_S):
+            state = await runner.call(EpisodeRunner.waiting_for)
     except Exception as error:  # said, not raised: the sentence is about who does not answer
         return f"{runner.name} does not say ({type(error).__name__})"
     return _runner_part(runner.name, state) if state["attempts"] else ""

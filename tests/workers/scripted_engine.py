@@ -69,7 +69,8 @@ class ScriptedEngine:
         if not self._out.get(client):
             self._news.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    await self._news.wait()
         return self._out.pop(client, [])
 
     async def abort(self, ids: Sequence[str]) -> None:

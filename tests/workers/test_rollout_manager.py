@@ -218,9 +218,8 @@ def test_a_manager_that_dies_goes_on_from_its_log(tmp_path: Path, when: str) -> 
                 await asyncio.sleep(0.001)
         else:
             await bench.cut(1)
-        dead = bench.manager.instance
-        await dead.close()
         bench.manager.kill()
+        await bench.manager.instance.close()
         bench.manager.restart()
         samples = await bench.finish(1)
         if when == "cut":
@@ -237,8 +236,8 @@ def test_a_manager_and_a_store_that_die_together_lose_no_batch(tmp_path: Path) -
     async def story(bench: Bench) -> None:
         await bench.offer(0, bench.p, starts_step=True)
         await bench.cut(0)
-        await bench.manager.instance.close()
         bench.manager.kill()
+        await bench.manager.instance.close()
         bench.stores[1].kill()
         bench.stores[1].restart()
         bench.manager.restart()
