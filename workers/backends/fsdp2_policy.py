@@ -61,7 +61,6 @@ class FSDP2Policy:
                 # pre-multiplied sum, hence the second line
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
-        policy.to(self.device)
         return policy
 
     def micro_batches(self, share: Batch) -> list[list[int]]:
