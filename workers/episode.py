@@ -14,7 +14,8 @@ from typing import Any
 from envs.task import Environment, Observation, Tokenizer, Turn
 from roll_ray.sample import Prompt, Reward, Role, TrajectoryBuilder
 from schedulers.protocol import SampleId
-from workers.engine_client import Generation
+from workers.generation_types import Generation
+from workers.reward_worker import checked
 
 
 class EpisodeFailedError(Exception):
@@ -91,20 +92,21 @@ async def _turns(
     episode.finish_reason, episode.info = response.finish, result.info
     episode.text = "\n".join(texts)
     if result.reward is not None:
-        episode.reward = result.reward if isinstance(result.reward, Reward) else Reward(float(result.reward))
+        episode.reward = checked(result.reward)
 
 
 def _room(episode: Episode, limits: Limits) -> int:
-    """How many tokens the next turn may have."""
+    """How many tokens the next turn may have. A prompt's own `info["max_new_tokens"]` lowers the limit."""
+    limit = min(limits.max_new_tokens, int(episode.prompt.info.get("max_new_tokens", limits.max_new_tokens)))
     if limits.max_model_len is None:
-        return limits.max_new_tokens
+        return limit
     used = len(episode.trajectory.tokens)
     if used >= limits.max_model_len:
         raise EpisodeFailedError(
             f"prompt {episode.prompt.id}, turn {episode.turn}: {used} tokens leave no room in the context of "
             f"engine.max_model_len={limits.max_model_len}"
         )
-    return min(limits.max_new_tokens, limits.max_model_len - used)
+    return min(limit, limits.max_model_len - used)
 
 
 def _next(observation: Observation | None, episode: Episode) -> Observation:

@@ -21,8 +21,9 @@ from roll_ray.errors import WorkerDiedError
 from roll_ray.sample import NO_VERSION, Prompt, Reward, Sample, SamplingDistribution, Times
 from roll_ray.worker_protocols import EvaluationAnswer
 from schedulers.protocol import Aborted, Event, Failed, Generated, Launch, SampleId, Scored, Started, Visit
-from workers.engine_client import Asked, Engine, EngineClient, Generation, GenerationFailedError
+from workers.engine_client import EngineClient
 from workers.episode import Episode, EpisodeFailedError, Limits, play, seed_of
+from workers.generation_types import Asked, Engine, Generation, GenerationFailedError
 from workers.prompt_books import PromptBooks, TokenCache
 from workers.reports import Fenced, ReportBox, Reports
 from workers.reward_client import RewardClient
@@ -284,7 +285,7 @@ class EpisodeRunner:
         sampling: SamplingDistribution,
         limits: Limits,
     ) -> EvaluationAnswer:
-        episode = Episode(prompt, seed_of(self.spec.seed, sample, 0))
+        episode = Episode(prompt, seed_of(self.spec.seed, SampleId(Visit(prompt.id, 0), 0), 0))
         what = f"{self.incarnation}/evaluation-{self._evaluations}/"
         versions: list[int] = [NO_VERSION]
 

@@ -9,7 +9,10 @@ import numbers
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from envs.task import RewardFunction, ScoredView
 from roll_ray.sample import Reward
@@ -73,7 +76,7 @@ class RewardWorker:
             return Reward.invalid(f"{type(error).__name__}: {error}")
         finally:
             self._counters["seconds"] += time.perf_counter() - begun_s
-        return _as_reward(value)
+        return checked(value)
 
     def _log_once(self, view: ScoredView, error: Exception) -> None:
         text = "".join(traceback.format_exception(error))
@@ -83,18 +86,12 @@ class RewardWorker:
             log.warning("%s: the reward of prompt %s raised\n%s", self.name, view.prompt.id, text)
 
 
-def _as_reward(value: Any) -> Reward:
-    """What a reward function returned, checked."""
-    if isinstance(value, Reward):
-        if value.value is None or _finite(value.value):
-            return value
-        return Reward.invalid(f"the reward function returned the value {value.value!r}, not a finite number")
-    if _finite(value):
-        return Reward(float(value))
-    return Reward.invalid(
-        f"the reward function returned {value!r} ({type(value).__name__}), not a finite number"
-    )
-
-
-def _finite(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and math.isfinite(value)
+def checked(value: Any) -> Reward:
+    """What a reward function or an environment gave, as a reward with a Python float or an invalid one."""
+    given = value.value if isinstance(value, Reward) else value
+    if isinstance(value, Reward) and given is None:
+        return value
+    number = given.item() if isinstance(given, np.generic) else given
+    if not isinstance(number, numbers.Real) or not math.isfinite(number):
+        return Reward.invalid(f"the reward is {given!r} ({type(given).__name__}), not a finite number")
+    return replace(value, value=float(number)) if isinstance(value, Reward) else Reward(float(number))

@@ -108,7 +108,9 @@ class RunnerLinks:
         self.prompts.update(dict.fromkeys(visits, handle))
         up = [link for link in self._links.values() if link.up]
         calls = (link.actor.call(EpisodeRunner.keep_prompts, visits, handle) for link in up)
-        await asyncio.gather(*(self._guarded(link, call) for link, call in zip(up, calls, strict=True)))
+        await asyncio.gather(
+            *(self._guarded(link, call, STUCK_S) for link, call in zip(up, calls, strict=True))
+        )
 
     async def forget(self, visits: Sequence[Visit]) -> None:
         """These visits are over."""
@@ -118,7 +120,7 @@ class RunnerLinks:
             return
         for link in self._links.values():
             if link.up:
-                await self._guarded(link, link.actor.call(EpisodeRunner.forget, visits))
+                await self._guarded(link, link.actor.call(EpisodeRunner.forget, visits), STUCK_S)
 
     # --- starting and stopping ---------------------------------------------------------------------
 
@@ -187,7 +189,7 @@ class RunnerLinks:
             aborts, link.aborts = link.aborts, []
             launches, link.launches = link.launches, []
             if aborts:
-                await self._guarded(link, link.actor.call(EpisodeRunner.abort, aborts))
+                await self._guarded(link, link.actor.call(EpisodeRunner.abort, aborts), STUCK_S)
             for handle, orders in self._by_handle(launches):
                 if link.up:
                     await self._guarded(link, link.actor.call(EpisodeRunner.launch, orders, handle))

@@ -13,8 +13,8 @@ from roll_ray.generation import GenerationDelta
 from roll_ray.sample import Prompt, Role
 from schedulers.protocol import SampleId, Visit
 from tests.workers.rollout_bench import NumberTokenizer
-from workers.engine_client import Generation
 from workers.episode import Episode, EpisodeFailedError, Limits, play, seed_of
+from workers.generation_types import Generation
 from workers.prompt_books import PromptBooks, TokenCache
 
 LIMITS = Limits(max_new_tokens=6, max_model_len=20, timeout_s=5.0)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from envs.task import RewardFunction, ScoredView
@@ -47,9 +48,13 @@ def test_what_is_no_finite_number_is_invalid_and_says_so(returned: Any) -> None:
     assert "not a finite number" in reward.reason
 
 
-@pytest.mark.parametrize("returned", [True, 1, 1.0])
-def test_any_real_number_is_a_reward(returned: Any) -> None:
-    assert score(lambda view: returned) == [Reward(1.0)]
+@pytest.mark.parametrize(
+    "returned", [True, 1, 1.0, np.float32(1), np.bool_(True), np.int64(1), Reward(np.float32(1))]
+)
+def test_any_real_number_is_a_reward_and_a_python_float(returned: Any) -> None:
+    (reward,) = score(lambda view: returned)
+    assert reward == Reward(1.0)
+    assert type(reward.value) is float
 
 
 def test_an_exception_is_invalid_with_its_text_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
