@@ -1,0 +1,163 @@
+"""The supervised loop: the trainer backend of the reinforcement runs, alone in this process, with loss "sft"."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from envs import sort_letters
+from envs.task import Observation
+from recipes.greedy import greedy_accuracy
+from recipes.model_folder import check_model_folder
+from roll_ray.algorithms.aggregation import denominator
+from roll_ray.algorithms.loss_settings import LossSettings
+from roll_ray.algorithms.losses import build_loss
+from roll_ray.batch import Batch
+from roll_ray.data import load_prompts
+from roll_ray.data_stream import PromptStream
+from roll_ray.errors import RollRayError
+from roll_ray.sample import Prompt, Reward, Role, Sample, SamplingDistribution, TrajectoryBuilder
+from schedulers.protocol import SampleId, Visit
+from workers.backends.base import OptimizerSettings
+from workers.backends.fsdp2 import FSDP2Backend
+from workers.backends.process_group import join_alone, leave
+from workers.hf_model import save_hf_folder
+from workers.tokenizer import ModelTokenizer, load_tokenizer
+
+PLAIN_LINE_EVERY_STEPS = 20
+
+
+class SftSettings(Protocol):
+    """What the loop wants to know (`recipes.sft_warmup.Settings`)."""
+
+    data: str | None
+    steps: int
+    examples_per_step: int
+    learning_rate: float
+    warmup_steps: int
+    max_prompt_tokens: int
+    tokens_per_device: int
+    seed: int
+
+
+def train(settings: SftSettings, model: str, folder: Path) -> dict[str, Any]:
+    """Train `model` on the settings' data, write it to `folder`, and report.
+
+    Deterministic for a seed and a thread count. The report: loss of the last step (mean over tokens), seconds,
+    held-out greedy accuracy (None for data of one's own).
+    """
+    started_s = time.monotonic()
+    check_model_folder(model)
+    tokenizer = load_tokenizer(model)
+    stream = PromptStream(_examples(settings, tokenizer), settings.seed)
+    join_alone()
+    try:
+        backend = FSDP2Backend(
+            model, _optimizer(settings), tokens_per_device=settings.tokens_per_device, seed=settings.seed
+        )
+        with deterministic_torch():
+            loss = _steps(settings, backend, stream, tokenizer)
+        tensors = {name: tensor.clone() for name, tensor in backend.named_tensors()}
+        save_hf_folder(model, backend.config, tensors, str(folder))
+    finally:
+        leave()
+    accuracy = None
+    if settings.data is None:
+        accuracy = greedy_accuracy(
+            str(folder),
+            sort_letters.heldout_prompts(),
+            sort_letters.reward,
+            max_new_tokens=sort_letters.MAX_ANSWER_TOKENS,
+        )
+    return {"loss": loss, "heldout_accuracy": accuracy, "seconds": round(time.monotonic() - started_s, 2)}
+
+
+def _optimizer(settings: SftSettings) -> OptimizerSettings:
+    return OptimizerSettings(
+        learning_rate=settings.learning_rate,
+        warmup_steps=settings.warmup_steps,
+        total_steps=settings.steps,
+    )
+
+
+def _examples(settings: SftSettings, tokenizer: ModelTokenizer) -> list[Prompt]:
+    """Prompts whose reference is the answer to learn."""
+    if settings.data is None:
+        return sort_letters.training_prompts(settings.steps * settings.examples_per_step, settings.seed)
+    loaded = load_prompts(
+        settings.data,
+        max_prompt_tokens=settings.max_prompt_tokens,
+        length_of=lambda prompt: len(Observation.of(prompt).tokens(tokenizer)),
+    )
+    print(loaded.counts.sentence(), flush=True)
+    return loaded.prompts
+
+
+def _steps(
+    settings: SftSettings, backend: FSDP2Backend, stream: PromptStream, tokenizer: ModelTokenizer
+) -> float:
+    loss = build_loss(LossSettings(name="sft"))
+    end = tokenizer.end_token_ids()
+    if not end:
+        raise RollRayError("the tokenizer has no end token, and an answer could not be taught to end")
+    value = 0.0
+    for _ in _shown(settings.steps, lambda: f"loss {value:.3f}"):
+        drawn = stream.draw(settings.examples_per_step)
+        batch = Batch.of([_sample(visit, prompt, tokenizer, end[0]) for visit, prompt in drawn])
+        sums = backend.accumulate(batch, loss)
+        tokens = denominator("token_mean", batch.policy_tokens_B)
+        backend.step(tokens)
+        value = sums["loss_sum"].total / tokens
+    return value
+
+
+def _sample(visit: Visit, prompt: Prompt, tokenizer: ModelTokenizer, end_token: int) -> Sample:
+    """The reference answer as if the policy had written it."""
+    tokens = TrajectoryBuilder()
+    tokens.append_given(Observation.of(prompt).tokens(tokenizer), Role.PROMPT)
+    answer = [*tokenizer.encode(prompt.reference or ""), end_token]
+    tokens.append_policy(answer, [0.0] * len(answer), [0] * len(answer))
+    return Sample(
+        id=SampleId(visit, 0),
+        attempt=0,
+        reward=Reward(1.0, "given"),
+        finish_reason="stop",
+        sampling=SamplingDistribution(),
+        **tokens.arrays(),
+    )
+
+
+def _shown(steps: int, status: Callable[[], str]) -> Iterator[int]:
+    """Count steps, with a progress bar on a terminal and a line now and then elsewhere."""
+    console = Console(file=sys.stderr)
+    if not console.is_terminal:
+        for step in range(1, steps + 1):
+            yield step
+            if step % PLAIN_LINE_EVERY_STEPS == 0 or step == steps:
+                console.print(f"step {step} of {steps}: {status()}", highlight=False)
+        return
+    columns = (TextColumn("warm-up"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
+        task = progress.add_task("", total=steps)
+        for step in range(1, steps + 1):
+            yield step
+            progress.update(task, advance=1, description=status())
+
+
+@contextlib.contextmanager
+def deterministic_torch() -> Iterator[None]:
+    """One thread: sums over threads are in no fixed order, and a small model gains nothing from a second."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
