@@ -1,11 +1,12 @@
 """The TRL side of the comparisons: runs in a process of its own, on CPU, and prints one JSON line.
 
-    python benchmarks/trl_side.py learning MODEL_DIR SEED LEARNING_RATE STEPS
-    python benchmarks/trl_side.py speed MODEL_DIR DTYPE PROMPTS SAMPLES NEW_TOKENS STEPS LENGTHS
+python -m benchmarks.trl_side learning MODEL_DIR SEED LEARNING_RATE STEPS
+python -m benchmarks.trl_side speed MODEL_DIR DTYPE PROMPTS SAMPLES NEW_TOKENS STEPS LIMIT,LIMIT,...
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 VERSION = "1.16.0"
+_ROOT = Path(__file__).resolve().parent.parent
 
 
 def target_folder() -> Path:
@@ -39,8 +41,8 @@ def run(words: Sequence[str], threads: int) -> dict[str, Any]:
         "CUDA_VISIBLE_DEVICES": "",
         "HF_HUB_OFFLINE": "1",
     }
-    command = [sys.executable, __file__, *words]
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    command = [sys.executable, "-m", "benchmarks.trl_side", *words]
+    done = subprocess.run(command, env=env, cwd=_ROOT, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"TRL failed:\n{done.stderr[-3000:]}")
     return json.loads(done.stdout.strip().splitlines()[-1])
@@ -102,15 +104,13 @@ def learning(model_dir: str, seed: str, learning_rate: str, steps: str) -> dict[
 def speed(
     model_dir: str, dtype: str, prompts: str, samples: str, new_tokens: str, steps: str, lengths: str
 ) -> dict[str, Any]:
-    """Seconds of each step of GRPO at forced lengths: `equal`, or `tail` (per-sample limits, see step_vs_trl)."""
+    """Seconds of each step of GRPO; `lengths` are the token limits of the samples, in order."""
     import torch
     from datasets import Dataset
     from transformers import StoppingCriteria, StoppingCriteriaList
 
-    from benchmarks.forced_lengths import limits_of
-
     n = int(prompts) * int(samples)
-    limits = torch.tensor(limits_of(lengths, n, int(new_tokens)))
+    limits = torch.tensor([int(word) for word in lengths.split(",")])
     marks: list[float] = []
 
     def constant_reward(completions: list[str], **_: Any) -> list[float]:
@@ -149,7 +149,7 @@ def speed(
 
     trainer.model.generate = timed_generate
     trainer.train()
-    seconds = [b - a for a, b in zip(marks, marks[1:], strict=False)]
+    seconds = [b - a for a, b in itertools.pairwise(marks)]
     return {"step_s": seconds, "generation_s": spent["generation_s"] / len(marks), "samples": n}
 
 
