@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -64,7 +64,7 @@ def train(settings: SftSettings, model: str, folder: Path) -> dict[str, Any]:
             model, _optimizer(settings), tokens_per_device=settings.tokens_per_device, seed=settings.seed
         )
         with deterministic_torch():
-            loss = _steps(settings, backend, stream, tokenizer)
+            loss = _last_shown(_losses(settings, backend, stream, tokenizer), settings.steps)
         tensors = {name: tensor.clone() for name, tensor in backend.named_tensors()}
         save_hf_folder(model, backend.config, tensors, str(folder))
     finally:
@@ -101,22 +101,21 @@ def _examples(settings: SftSettings, tokenizer: ModelTokenizer) -> list[Prompt]:
     return loaded.prompts
 
 
-def _steps(
+def _losses(
     settings: SftSettings, backend: FSDP2Backend, stream: PromptStream, tokenizer: ModelTokenizer
-) -> float:
+) -> Iterator[float]:
+    """Train, a step each time the next loss (mean over tokens, before the update) is asked for."""
     loss = build_loss(LossSettings(name="sft"))
     end = tokenizer.end_token_ids()
     if not end:
         raise RollRayError("the tokenizer has no end token, and an answer could not be taught to end")
-    value = 0.0
-    for _ in _shown(settings.steps, lambda: f"loss {value:.3f}"):
+    for _ in range(settings.steps):
         drawn = stream.draw(settings.examples_per_step)
         batch = Batch.of([_sample(visit, prompt, tokenizer, end[0]) for visit, prompt in drawn])
         sums = backend.accumulate(batch, loss)
         tokens = denominator("token_mean", batch.policy_tokens_B)
         backend.step(tokens)
-        value = sums["loss_sum"].total / tokens
-    return value
+        yield sums["loss_sum"].total / tokens
 
 
 def _sample(visit: Visit, prompt: Prompt, tokenizer: ModelTokenizer, end_token: int) -> Sample:
@@ -135,21 +134,20 @@ def _sample(visit: Visit, prompt: Prompt, tokenizer: ModelTokenizer, end_token: 
     )
 
 
-def _shown(steps: int, status: Callable[[], str]) -> Iterator[int]:
-    """Count steps, with a progress bar on a terminal and a line now and then elsewhere."""
+def _last_shown(losses: Iterator[float], steps: int) -> float:
+    """The last loss; on the way a progress bar on a terminal, and a line now and then elsewhere."""
     console = Console(file=sys.stderr)
-    if not console.is_terminal:
-        for step in range(1, steps + 1):
-            yield step
-            if step % PLAIN_LINE_EVERY_STEPS == 0 or step == steps:
-                console.print(f"step {step} of {steps}: {status()}", highlight=False)
-        return
     columns = (TextColumn("warm-up"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
+    loss = 0.0
+    with Progress(
+        *columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal
+    ) as progress:
         task = progress.add_task("", total=steps)
-        for step in range(1, steps + 1):
-            yield step
-            progress.update(task, advance=1, description=status())
+        for step, loss in enumerate(losses, 1):
+            progress.update(task, advance=1, description=f"loss {loss:.3f}")
+            if not console.is_terminal and (step % PLAIN_LINE_EVERY_STEPS == 0 or step == steps):
+                console.print(f"step {step} of {steps}: loss {loss:.3f}", highlight=False)
+    return loss
 
 
 @contextlib.contextmanager

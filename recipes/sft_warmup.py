@@ -40,7 +40,7 @@ class Settings(StrictModel):
         None, description="Rows of prompt and response, or messages; none: sorted letters."
     )
     steps: int = Field(120, gt=0, description="Optimizer steps.")
-    examples_per_step: int = Field(64, gt=0, description="Examples in the batch of one step.")
+    examples_per_step: int = Field(48, gt=0, description="Examples in the batch of one step.")
     learning_rate: float = Field(1e-3, gt=0, description="AdamW learning rate, after warm-up constant.")
     warmup_steps: int = Field(10, ge=0, description="Linear warm-up over so many steps.")
     max_prompt_tokens: int = Field(512, gt=0, description="Prompts longer than this are dropped and counted.")
