@@ -74,10 +74,10 @@ class PolicyTrainer:
         self._proximal: dict[tuple[SampleId, int], npt.NDArray[np.float32]] = {}
 
     def rendezvous_address(self) -> tuple[str, int]:
-        """Where the ranks meet: asked of rank 0, given to every rank's `start`."""
-        from workers.backends.process_group import free_address
+        """Where the ranks meet: asked of rank 0, which listens there, given to every rank's `start`."""
+        from workers.backends.process_group import meeting_place
 
-        return free_address()
+        return meeting_place()
 
     def start(self, host: str, port: int) -> TrainerInfo:
         """Join the other ranks, load the model and shard it. Returns when all ranks have."""

@@ -9,11 +9,26 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
+from roll_ray.errors import RollRayError
+
 DeviceKind = Literal["cpu", "gpu"]
+
+JOIN_TIMEOUT_S = 600.0
+_meeting_places: dict[tuple[str, int], dist.TCPStore] = {}
+
+
+def meeting_place(timeout_s: float = JOIN_TIMEOUT_S) -> tuple[str, int]:
+    """Where the ranks meet: rank 0's process listens there from now on, so nobody else can take the port."""
+    host = _own_address()
+    store = dist.TCPStore(
+        host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s)
+    )
+    _meeting_places[host, store.port] = store
+    return host, store.port
 
 
 def free_address() -> tuple[str, int]:
-    """This host's address and a port that is free now, for rank 0 to listen on."""
+    """This host's address and a port that is free now, for a rank 0 that is another process."""
     host = _own_address()
     with socket.socket() as listener:
         listener.bind((host, 0))
@@ -31,16 +46,25 @@ def _own_address() -> str:
 
 
 def join(
-    rank: int, world_size: int, host: str, port: int, kind: DeviceKind, timeout_s: float = 600.0
+    rank: int, world_size: int, host: str, port: int, kind: DeviceKind, timeout_s: float = JOIN_TIMEOUT_S
 ) -> None:
-    """Enter the group; returns when all ranks have. A rank that waits longer than `timeout_s` for another fails."""
-    dist.init_process_group(
-        _backend(kind),
-        init_method=f"tcp://{host}:{port}",
-        rank=rank,
-        world_size=world_size,
-        timeout=timedelta(seconds=timeout_s),
-    )
+    """Enter the group; returns when all ranks have. Raises RollRayError where the ranks cannot meet, and for a
+    rank that waits longer than `timeout_s` for another."""
+    timeout = timedelta(seconds=timeout_s)
+    try:
+        store = _meeting_places.pop((host, port), None) or dist.TCPStore(
+            host, port, world_size, is_master=rank == 0, timeout=timeout
+        )
+        dist.init_process_group(
+            _backend(kind), store=store, rank=rank, world_size=world_size, timeout=timeout
+        )
+    except dist.DistError as error:
+        raise RollRayError(
+            f"trainer rank {rank} of {world_size} could not meet the others at {host}:{port}",
+            why=str(error).strip().splitlines()[0],
+            next_step="see that the port is free and that the nodes reach each other (a firewall, or an address "
+            "of the wrong network)",
+        ) from error
 
 
 def join_alone(kind: DeviceKind = "cpu") -> None:
