@@ -1,8 +1,9 @@
-"""One rank of the process tests: python fsdp2_rank_program.py JOB_FOLDER RANK WORLD_SIZE PORT.
+"""One rank of the process tests: python fsdp2_rank_program.py JOB_FOLDER RANK WORLD_SIZE.
 
 Runs every case of JOB_FOLDER/job.json on its share and leaves what it saw in JOB_FOLDER/<case>-<rank>.pt.
 """
 
+import faulthandler
 import json
 import math
 import sys
@@ -64,7 +65,8 @@ def skipped_steps(trainer: PolicyTrainer, share: Batch, denominator: float) -> l
 
 
 def main() -> None:
-    folder, rank, world_size, port = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    folder, rank, world_size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    faulthandler.dump_traceback_later(100, exit=True)  # a rank that waits for ever says where
     torch.set_num_threads(1)
     for case in json.loads((folder / "job.json").read_text()):
         spec = TrainerSpec(
@@ -76,10 +78,12 @@ def main() -> None:
             tokens_per_device=case["tokens_per_device"],
         )
         trainer = PolicyTrainer(spec, rank, world_size)
-        trainer.start("127.0.0.1", port)
+        trainer.start("127.0.0.1", case["port"])
         torch.save(run_case(trainer, folder, case, rank), folder / f"{case['name']}-{rank}.pt")
         manifest = trainer.publish(3, str(folder / "published" / case["name"]))
         assert (manifest is not None) == (rank == 0)
+        if manifest is not None:
+            (folder / f"{case['name']}-manifest.json").write_text(json.dumps(manifest.to_plain()))
         trainer.export_hf(str(folder / f"{case['name']}-export"))
         trainer.stop()
 
