@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import trl_side
-from benchmarks.forced_lengths import endless, limits_of
+from benchmarks.forced_lengths import limits_of
 from benchmarks.our_side import rows_of_run
 from recipes.pipeline import Task
 from roll_ray.sample import Prompt
@@ -56,11 +56,12 @@ def ours(
         "max_prompt_tokens=64",
         "learning_rate=1e-6",
         "engine.kv_cache_mb=512",
+        "sampling.ignore_eos=true",
     ]
     return rows_of_run(task, words)
 
 
-def tiny_model(folder: Path) -> tuple[Path, int]:
+def tiny_model(folder: Path) -> Path:
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -68,26 +69,26 @@ def tiny_model(folder: Path) -> tuple[Path, int]:
 
     torch.manual_seed(0)
     config = Qwen2Config(
-        vocab_size=99,
+        vocab_size=98,
         hidden_size=128,
         intermediate_size=384,
         num_hidden_layers=4,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=256,
-        eos_token_id=98,
+        eos_token_id=1,
         pad_token_id=0,
     )
     model = Qwen2ForCausalLM(config)
     model.save_pretrained(folder)
     character_tokenizer(PRINTABLE_CHARACTERS).save_pretrained(folder)
-    return folder, 98
+    return folder
 
 
-def smollm2_model(folder: Path) -> tuple[Path, int]:
+def smollm2_model(folder: Path) -> Path:
     from recipes.smollm2 import smollm2
 
-    return endless(smollm2(), folder, 0), 0
+    return smollm2()
 
 
 def main() -> None:
@@ -108,7 +109,7 @@ def main() -> None:
     steps = WARM_UP + arguments.steps
     with tempfile.TemporaryDirectory() as folder:
         make = tiny_model if arguments.size == "tiny" else smollm2_model
-        model, _ = make(Path(folder) / "model")
+        model = make(Path(folder) / "model")
         for _ in range(arguments.rounds):
             words = [
                 "speed",

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from recipes.running import run_recipe
+from recipes.running import Program, run_recipe
 from roll_ray.settings import EngineSettings, EvaluationSettings, RunSettings, SamplingSettings
 
 DEMO_MODEL = "demo"
@@ -46,9 +46,9 @@ class Settings(RunSettings):
     )
 
 
-def build(settings: Settings):  # type: ignore[no-untyped-def]
+def build(settings: Settings) -> Program:
     """The pipeline that these settings describe."""
-    from envs.maths import score as score_maths
+    from envs.maths import score
     from recipes.demo import demo_model, sort_letters_task
     from recipes.pipeline import Pipeline, Task
     from recipes.prompts import prompts_of
@@ -56,12 +56,9 @@ def build(settings: Settings):  # type: ignore[no-untyped-def]
     if settings.model == DEMO_MODEL:
         settings = settings.model_copy(update={"model": str(demo_model())})
     if settings.data is None:
-        task = sort_letters_task(settings)
-    else:
-        train, heldout = prompts_of(settings)
-        domains = {prompt.domain for prompt in (*train, *heldout)}
-        task = Task(train, heldout, rewards=dict.fromkeys(domains, score_maths))
-    return Pipeline(settings, task)
+        return Pipeline(settings, sort_letters_task(settings))
+    train, heldout = prompts_of(settings)
+    return Pipeline(settings, Task(train, heldout, rewards={p.domain: score for p in train}))
 
 
 if __name__ == "__main__":

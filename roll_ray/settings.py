@@ -45,6 +45,9 @@ class SamplingSettings(StrictModel):
     stop_token_ids: list[int] = Field(
         default_factory=list, description="Token ids that end a response, beside the end token."
     )
+    ignore_eos: bool = Field(
+        False, description="The end token does not end a response: each runs to its limit (for measurements)."
+    )
 
     def distribution(self) -> SamplingDistribution:
         return SamplingDistribution(self.temperature, self.top_k, self.top_p, self.min_p)

@@ -50,6 +50,7 @@ class RunnerSpec:
     max_new_tokens: int
     max_model_len: int | None = None
     stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
     episode_timeout_s: float = 600.0
     reward_timeout_s: float = 120.0
     seed: int = 0
@@ -324,6 +325,7 @@ class EpisodeRunner:
     async def _get_ready(self) -> None:
         if self._tokens.tokenizer is None:
             tokenizer = await asyncio.to_thread(load_tokenizer, self.spec.model)
-            self._stop_token_ids = tuple(sorted({*self._stop_token_ids, *tokenizer.end_token_ids()}))
+            if not self.spec.ignore_eos:
+                self._stop_token_ids = tuple(sorted({*self._stop_token_ids, *tokenizer.end_token_ids()}))
             self._tokens.tokenizer = tokenizer
         await asyncio.gather(self._engines.start(), self._rewards.start())
