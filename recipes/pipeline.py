@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from envs.task import Environment, RewardFunction
+from recipes.checks import check_before_start
 from recipes.rules import Rules, default_rules
 from recipes.staff import Staff, staffed
 from roll_ray.checkpoint import Checkpoint, CheckpointFolder
@@ -26,6 +27,7 @@ from roll_ray.data_stream import PromptStream
 from roll_ray.engines import EnginePool
 from roll_ray.errors import RollRayError, SettingsError
 from roll_ray.evaluation import Evaluator
+from roll_ray.interruption import Interrupted, cancelled, unless_interrupted
 from roll_ray.placement import missing_devices
 from roll_ray.recording import Recorder, ReplayRollouts
 from roll_ray.rollouts import LiveRollouts
@@ -40,6 +42,9 @@ from roll_ray.tracking.timeline import Timeline
 from roll_ray.trainers import TrainerGroup
 from roll_ray.weights.folders import remove_run, run_folder, sweep_stale
 from workers.tokenizer import load_tokenizer
+
+DEATH_IS_KNOWN_S = 15.0
+"""From a fault that a dead trainer causes in another rank until the death itself is noticed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,18 +86,23 @@ class Pipeline:
         """Start the workers, train, and leave nothing behind."""
         checkpoints = CheckpointFolder(self.folder, self.settings.keep_checkpoints)
         checkpoint = self._checkpoint_to_resume(checkpoints)
+        check_before_start(self.settings, self.task)
         sweep_stale()
         with session(self.settings, f"roll-ray/{self.name}") as ray_session:
             if missing := missing_devices(self.settings, ray_session.devices):
                 raise SettingsError("\n".join(missing))
-            async with (
-                staffed(self.settings, self.task, self.rules, ray_session, self.folder) as staff,
-                self._tracker(staff, checkpoint) as tracker,
-                self._engines(staff, tracker) as engines,
-            ):
+            async with contextlib.AsyncExitStack() as stack:
+                hired = staffed(self.settings, self.task, self.rules, ray_session, self.folder)
+                try:
+                    staff = await unless_interrupted(self.interrupt, stack.enter_async_context(hired))
+                except Interrupted:
+                    step = checkpoint.step if checkpoint is not None else 0
+                    return RunResult(step, self.settings.max_steps, True, {}, {})
+                tracker = await stack.enter_async_context(self._tracker(staff, checkpoint))
+                engines = await stack.enter_async_context(self._engines(staff, tracker))
                 self.staff = staff
                 controller = self._controller(staff, engines, tracker, checkpoints)
-                return await controller.run(checkpoint)
+                return await _while_trainers_live(staff, controller.run(checkpoint))
 
     def _checkpoint_to_resume(self, checkpoints: CheckpointFolder) -> Checkpoint | None:
         if not self.settings.resume:
@@ -197,6 +207,22 @@ class Pipeline:
             await asyncio.gather(supervision, return_exceptions=True)
             await engines.close()
             remove_run(folder)
+
+
+async def _while_trainers_live(staff: Staff, work: Coroutine[Any, Any, RunResult]) -> RunResult:
+    """The result of `work`, unless a trainer rank dies. A fault that its death causes elsewhere (a broken
+    connection in another rank, say) is told as that death."""
+    run, death = asyncio.create_task(work), asyncio.create_task(staff.trainer_died())
+    try:
+        await asyncio.wait({run, death}, return_when=asyncio.FIRST_COMPLETED)
+        fault = run.exception() if run.done() else None
+        if fault is not None and not isinstance(fault, RollRayError):
+            await asyncio.wait({death}, timeout=DEATH_IS_KNOWN_S)
+        if death.done():
+            await death
+        return await run
+    finally:
+        await cancelled(run, death)
 
 
 async def _nobody_to_publish_to(version: int) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
+import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn, Protocol, TypeVar
 
 from recipes.plan import batch_sentence
@@ -55,10 +58,10 @@ def guarded(action: Callable[[], int]) -> int:
     try:
         return action()
     except RollRayError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print("\n".join([f"error: {error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
         return STOPPED_SHORT
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        print("\n".join(["interrupted", *getattr(interrupt, "__notes__", ())]), file=sys.stderr)
         return INTERRUPTED
 
 
@@ -78,34 +81,41 @@ def execute(recipe: Recipe, settings: RunSettings) -> int:
     definite = {"run_dir": place.folder, "run_name": place.name, "resume": place.resumes}
     try:
         result = asyncio.run(_run(recipe.build(settings.model_copy(update=definite))))
-    except KeyboardInterrupt:
-        print(f"\n{_what_is_saved(place.folder)}", file=sys.stderr)
+    except (KeyboardInterrupt, Exception) as error:
+        if has_checkpoint(place.folder) or isinstance(error, KeyboardInterrupt):
+            error.add_note(_what_is_saved(place.folder))
         raise
     return _end(place, result)
 
 
 async def _run(program: Program) -> RunResult:
-    """Run the program. The first SIGINT or SIGTERM asks it to end, the second one does not ask."""
-    loop = asyncio.get_running_loop()
+    with _signals_heeded(program, asyncio.get_running_loop()):
+        return await program.run()
+
+
+@contextlib.contextmanager
+def _signals_heeded(program: Program, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """The first SIGINT or SIGTERM asks the program to end, the second one does not ask: it ends whatever is under
+    way. These are plain signal handlers, so that the second one is not kept waiting by a blocking call."""
     signals = (signal.SIGINT, signal.SIGTERM)
 
-    def ask() -> None:
-        print(
-            "\ninterrupted: saving the last finished step (once more: end at once)",
-            file=sys.stderr,
-            flush=True,
+    def ask(number: int, frame: FrameType | None) -> None:
+        os.write(
+            sys.stderr.fileno(), b"\ninterrupted: saving the last finished step (once more: end at once)\n"
         )
-        program.interrupt.set()
+        loop.call_soon_threadsafe(program.interrupt.set)
         for number in signals:
-            loop.remove_signal_handler(number)
+            signal.signal(number, end_at_once)
 
-    for number in signals:
-        loop.add_signal_handler(number, ask)
+    def end_at_once(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, ask) for number in signals}
     try:
-        return await program.run()
+        yield
     finally:
-        for number in signals:
-            loop.remove_signal_handler(number)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _end(place: RunPlace, result: RunResult) -> int:

@@ -12,15 +12,16 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from envs.task import RewardFunction
 from recipes.rules import Rules
 from roll_ray.actors import ActorUnavailable, Pool
-from roll_ray.cluster.actors import RayActor, host, kill, pickled_by_value, seat_on
+from roll_ray.cluster.actors import RayActor, host, kill, seat_on
 from roll_ray.cluster.groups import Group, reserved
 from roll_ray.cluster.session import Session
 from roll_ray.errors import RollRayError
+from roll_ray.interruption import cancelled
 from roll_ray.placement import place
 from roll_ray.settings import RunSettings
 from roll_ray.supervision import restarts
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from recipes.pipeline import Task
 
 STARTING_S = 300.0
+GOODBYE_S = 15.0
 
 
 @dataclass(slots=True)
@@ -66,6 +68,13 @@ class Staff:
             with contextlib.suppress(ActorUnavailable):
                 await runner.call(EpisodeRunner.weights_version, version, ready)
 
+    async def trainer_died(self) -> NoReturn:
+        """Raise the error of the first trainer rank that dies: without it no step can be finished."""
+        async for actor, pid in restarts(self.trainers.actors):
+            if pid is None:
+                await actor.identity()
+        raise AssertionError("restarts() has no end")
+
     async def supervise(self) -> None:
         """Until cancelled: say who died and who is back. Engines have a supervisor of their own."""
         others = [a for a in self.everybody() if a not in [*self.engines, *self.trainers]]
@@ -82,18 +91,24 @@ async def staffed(
 ) -> AsyncIterator[Staff]:
     """Seats reserved, actors started and ready; all of them end with the block, however it ends."""
     placement = place(settings)
-    with reserved(placement, session, session.namespace) as group:
+    async with reserved(placement, session, session.namespace) as group:
         staff = _hire(settings, task, rules, session, group, folder)
         supervision: asyncio.Task[None] | None = None
+        in_a_hurry = False
         try:
             await _ready(staff)
             supervision = asyncio.create_task(staff.supervise())
             yield staff
+        except asyncio.CancelledError:
+            in_a_hurry = True
+            raise
         finally:
             if supervision is not None:
-                supervision.cancel()
-                await asyncio.gather(supervision, return_exceptions=True)
-            await _let_go(staff)
+                await cancelled(supervision)
+            if not in_a_hurry:
+                await _say_goodbye(staff)
+            for actor in staff.everybody():
+                kill(actor)
 
 
 def _hire(
@@ -166,7 +181,6 @@ def _reward_workers(
     """`reward_workers` processes for each domain."""
     hired = []
     for domain, function in sorted(rewards.items()):
-        pickled_by_value(sys.modules.get(getattr(function, "__module__", "")))
         for i in range(settings.reward_workers):
             name = f"reward-{domain}-{i}"
             hired.append(
@@ -210,13 +224,11 @@ async def _ready(staff: Staff) -> None:
         ) from None
 
 
-async def _let_go(staff: Staff) -> None:
-    """End engines in their own way (they have processes of their own), then every actor."""
+async def _say_goodbye(staff: Staff) -> None:
+    """Let engines end in their own way. (Those that are only killed have processes that notice it in a second.)"""
     endings = (engine.call(RolloutEngine.shutdown) for engine in staff.engines)
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(asyncio.gather(*endings, return_exceptions=True), 15.0)
-    for actor in staff.everybody():
-        kill(actor)
+        await asyncio.wait_for(asyncio.gather(*endings, return_exceptions=True), GOODBYE_S)
 
 
 def context_of(settings: RunSettings) -> int:
@@ -275,6 +287,7 @@ def runner_spec_of(settings: RunSettings, task: Task, name: str, context: int) -
         max_new_tokens=settings.sampling.max_new_tokens,
         max_model_len=context,
         stop_token_ids=tuple(settings.sampling.stop_token_ids),
+        ignore_eos=settings.sampling.ignore_eos,
         episode_timeout_s=settings.episode_timeout_s,
         seed=settings.seed,
         deterministic=settings.deterministic,

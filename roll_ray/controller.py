@@ -8,12 +8,11 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from roll_ray.checkpoint import Checkpoint, CheckpointFolder
+from roll_ray.interruption import Interrupted, unless_interrupted
 from roll_ray.parts import MiniBatch, Part
-
-R = TypeVar("R")
 
 
 class Rollouts(Protocol):
@@ -52,10 +51,6 @@ class Tracker(Protocol):
     def interrupted(self, step: int) -> None: ...
 
 
-class Interrupted(Exception):
-    """The user asked the run to end; the last finished step is saved."""
-
-
 @dataclass(frozen=True, slots=True)
 class RunResult:
     """How a run ended: its last finished step and the last evaluation."""
@@ -83,10 +78,13 @@ class Controller:
     step: int = 0
     interrupt: asyncio.Event = field(default_factory=asyncio.Event)
     _state: dict[str, Any] = field(default_factory=dict)
-    _saved_step: int = -1
+    _tried_to_save: int = -1
+    _between_steps: bool = False
 
     async def run(self, resume_from: Checkpoint | None = None) -> RunResult:
-        """Train from the checkpoint, or from the start, to `max_steps` or until `interrupt` is set."""
+        """Train from the checkpoint, or from the start, to `max_steps` or until `interrupt` is set.
+
+        Whatever ends the run, its last finished step is saved if the trainer can still do it."""
         first: Mapping[str, float] = {}
         last: Mapping[str, float] = {}
         try:
@@ -95,13 +93,19 @@ class Controller:
             self.tracker.begun(self.step, first)
             while self.step < self.max_steps:
                 part = await self._train(self.step + 1)
-                evaluation = await self._evaluate()
+                evaluation: Mapping[str, float] = {}
+                try:
+                    evaluation = await self._evaluate()
+                finally:
+                    self.tracker.step_done(self.step, part, evaluation)
                 last = evaluation or last
-                self.tracker.step_done(self.step, part, evaluation)
                 if self.checkpoint_every_steps and self.step % self.checkpoint_every_steps == 0:
                     await self._checkpoint()
         except Interrupted:
             self.tracker.interrupted(self.step)
+        except Exception as error:
+            await self._save_before_ending(error)
+            raise
         await self._checkpoint()
         return RunResult(self.step, self.max_steps, self.interrupt.is_set(), first, last)
 
@@ -109,10 +113,11 @@ class Controller:
         if resume_from is not None:
             await self.trainer.load(str(resume_from.trainer_folder))
             await self.rollouts.restore(resume_from.state["rollouts"])
-            self.step = self._saved_step = resume_from.step
+            self.step = self._tried_to_save = resume_from.step
+        self._between_steps = True
         self._state = {"rollouts": await self.rollouts.state()}
         with self.tracker.phase("update"):
-            await self._interruptible(self.publish(self.step))
+            await unless_interrupted(self.interrupt, self.publish(self.step))
 
     async def _train(self, step: int) -> Part:
         denominator = 0.0
@@ -122,31 +127,34 @@ class Controller:
                     await self.trainer.accumulate(mini_batch)
                     denominator += mini_batch.denominator
                     if mini_batch.closes_step:
+                        self._between_steps = False
                         await self.trainer.step(denominator)
                         denominator = 0.0
         with self.tracker.phase("update"):
             await self.publish(step)
         await self.rollouts.trained(step)
         self.step, self._state = step, {"rollouts": await self.rollouts.state()}
+        self._between_steps = True
         return part
 
     async def _parts(self, step: int) -> AsyncIterator[Part]:
         parts = self.rollouts.parts(step)
         while True:
             with self.tracker.phase("rollout"):
-                part = await self._interruptible(anext(parts, None))
+                part = await unless_interrupted(self.interrupt, anext(parts, None))
             if part is None:
                 return
             yield part
 
     async def _evaluate(self) -> Mapping[str, float]:
         with self.tracker.phase("evaluation"):
-            return await self._interruptible(self.evaluate(self.step))
+            return await unless_interrupted(self.interrupt, self.evaluate(self.step))
 
     async def _checkpoint(self) -> None:
-        """Save the run as it was after the last finished step."""
-        if self.step in (0, self._saved_step):
+        """Save the run as it was after the last finished step. Each step is tried once."""
+        if self.step in (0, self._tried_to_save):
             return
+        self._tried_to_save = self.step
         with self.tracker.phase("checkpoint"):
             temporary = self.checkpoints.begin(self.step)
             try:
@@ -155,17 +163,12 @@ class Controller:
                 self.checkpoints.abandon(temporary)
                 raise
             self.checkpoints.commit(temporary, self.step, self._state)
-            self._saved_step = self.step
 
-    async def _interruptible(self, work: Awaitable[R]) -> R:
-        """The result of `work`, unless the user interrupts first: then `work` is dropped."""
-        task = asyncio.ensure_future(work)
-        stop = asyncio.ensure_future(self.interrupt.wait())
+    async def _save_before_ending(self, error: Exception) -> None:
+        """The fault that ends the run stays the one that is raised, whatever becomes of this."""
+        if not self._between_steps:
+            return
         try:
-            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
-            if stop.done():
-                raise Interrupted
-            return await task
-        finally:
-            for pending in (task, stop):
-                pending.cancel()
+            await self._checkpoint()
+        except Exception as second:
+            error.add_note(f"step {self.step} could not be saved: {second}")

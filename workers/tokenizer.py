@@ -21,7 +21,7 @@ class ModelTokenizer:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        if not self._tokenizer.chat_template:
+        if not self.has_chat_template:
             raise RollRayError(
                 f"the tokenizer of {self._name} has no chat template, and a prompt is a list of messages",
                 next_step="give prompts as text, or use a model whose tokenizer has a chat template",
@@ -31,6 +31,14 @@ class ModelTokenizer:
             [dict(m) for m in messages], add_generation_prompt=True, tokenize=True, return_dict=False
         )
         return list(ids)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self._tokenizer.chat_template)
+
+    def largest_token_id(self) -> int:
+        """The largest id that encoding can give; vocabularies may have holes."""
+        return max(self._tokenizer.get_vocab().values(), default=-1)
 
     def end_token_ids(self) -> tuple[int, ...]:
         """Tokens that end a response: what the model's generation settings say, and the tokenizer's own."""

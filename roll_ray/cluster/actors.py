@@ -6,6 +6,7 @@ import glob
 import importlib.util
 import inspect
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -176,6 +177,21 @@ def pickled_by_value(module: ModuleType | None) -> None:
         importable = False
     if not importable:
         ray.cloudpickle.register_pickle_by_value(module)
+
+
+def check_picklable(what: str, function: Any) -> None:
+    """Raise RollRayError when a function cannot be sent to a worker process, with what in it cannot."""
+    pickled_by_value(sys.modules.get(getattr(function, "__module__", "")))
+    try:
+        ray.cloudpickle.dumps(function)
+    except Exception as error:  # user's objects raise what they like when they are pickled
+        name = getattr(function, "__qualname__", repr(function))
+        raise RollRayError(
+            f"{what}, {name}, cannot be sent to a worker process",
+            why=f"{type(error).__name__}: {_first_line(error)}",
+            next_step="let it open files, connections, locks and models itself at its first call, not hold them "
+            "as globals, defaults or closures",
+        ) from error
 
 
 def last_log_lines(identity: Identity | None) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import AsyncIterator, Mapping
 from fractions import Fraction
 
 import ray
@@ -43,13 +45,22 @@ class Group:
         return {self.resource: int(float(share) * 1000) / 1000}
 
 
-@contextlib.contextmanager
-def reserved(placement: Placement, session: Session, name: str) -> Iterator[Group]:
+async def _reserved(group: PlacementGroup) -> bool:
+    """Whether the group is there within `WAIT_S`. Asked a second at a time: a thread that waits cannot be cancelled."""
+    deadline_s = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline_s:
+        if await asyncio.to_thread(group.wait, 1):
+            return True
+    return False
+
+
+@contextlib.asynccontextmanager
+async def reserved(placement: Placement, session: Session, name: str) -> AsyncIterator[Group]:
     """Reserve the bundles; raises RollRayError when the cluster cannot hold them within a minute."""
     bundles = [{session.resource: float(devices)} for devices in placement.bundles]
     group = placement_group(bundles, strategy="PACK", name=name)
     try:
-        if not group.wait(WAIT_S):
+        if not await _reserved(group):
             raise RollRayError(
                 f"the cluster could not reserve {sum(placement.bundles)} {session.resource} within {WAIT_S:.0f} s",
                 why=f"it has {ray.cluster_resources().get(session.resource, 0):g} in all, "

@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
+import threading
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -30,17 +33,18 @@ class Session:
 
 
 @contextlib.contextmanager
-def session(settings: RunSettings, namespace: str) -> Iterator[Session]:
+def session(settings: RunSettings, name: str) -> Iterator[Session]:
     """Connect to Ray for one run, and part from it at the end; a cluster that this started ends with it.
 
-    A process that has connected to Ray itself keeps its connection (and its namespace)."""
+    The run's namespace begins with `name` and is its own, so that runs of one name do not meet. A process that
+    has connected to Ray itself keeps its connection (and its namespace)."""
     if ray.is_initialized():
         yield _described(settings, local=False)
         return
     address = settings.devices.ray_address or os.environ.get("RAY_ADDRESS")
     local = address is None and not inside_ray_job()
     options: dict[str, object] = {
-        "namespace": namespace,
+        "namespace": f"{name}/{uuid.uuid4().hex[:8]}",
         "log_to_driver": False,
         "logging_level": logging.ERROR,
     }
@@ -55,7 +59,8 @@ def session(settings: RunSettings, namespace: str) -> Iterator[Session]:
         options["address"] = address or "auto"
     os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"  # errors are raised where results are awaited
     try:
-        ray.init(**options)
+        with _own_signal_handlers():
+            ray.init(**options)
     except (ConnectionError, RaySystemError, RuntimeError) as error:
         where = f"the Ray cluster at {address}" if address else "Ray"
         raise RollRayError(
@@ -64,10 +69,24 @@ def session(settings: RunSettings, namespace: str) -> Iterator[Session]:
             next_step="check that the cluster is up (`ray status`) and, with token authentication, that "
             "RAY_AUTH_MODE and the token are the same here and there; unset RAY_ADDRESS for a local run",
         ) from error
+    except BaseException:
+        ray.shutdown()  # what had been started when the user ended it
+        raise
     try:
         yield _described(settings, local)
     finally:
         ray.shutdown()
+
+
+@contextlib.contextmanager
+def _own_signal_handlers() -> Iterator[None]:
+    """Keep this program's SIGTERM handler: ray.init puts one in its place that ends the process there and then."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 def _described(settings: RunSettings, local: bool) -> Session:

@@ -7,6 +7,7 @@ import pytest
 
 from roll_ray.checkpoint import CheckpointFolder
 from roll_ray.controller import Controller
+from roll_ray.errors import RollRayError
 from roll_ray.parts import MiniBatch, Part
 from roll_ray.receipts import Cut
 
@@ -20,6 +21,8 @@ class Journal:
         self.position = 0
         self.hang = asyncio.Event()
         self.hangs_at = None
+        self.breaks_at = None
+        self.evaluation_hangs_at = None
         self.controller = Controller(
             max_steps=max_steps,
             rollouts=self,
@@ -52,6 +55,8 @@ class Journal:
         self.position += 1
         if step == self.hangs_at:
             await self.hang.wait()
+        if step == self.breaks_at:
+            raise RollRayError("every reward is invalid")
         self.deeds.append(("parts", step))
         yield Part(Cut(step, ()), tuple(MiniBatch(()) for _ in range(self.mini_batches)))
 
@@ -71,6 +76,8 @@ class Journal:
         self.deeds.append(("publish", version))
 
     async def evaluate(self, step):
+        if step == self.evaluation_hangs_at:
+            await self.hang.wait()
         return {"heldout_accuracy": step / 10} if step in (0, self.controller.max_steps) else {}
 
     def phase(self, name):
@@ -150,3 +157,62 @@ def test_a_fault_in_a_part_ends_the_run_with_that_fault(tmp_path):
     journal.controller.score = broken
     with pytest.raises(RuntimeError, match="estimator broke"):
         asyncio.run(journal.controller.run())
+
+
+def test_an_interrupt_in_mid_evaluation_still_writes_the_step_down_and_saves_it(tmp_path):
+    journal = Journal(tmp_path, max_steps=5)
+    journal.evaluation_hangs_at = 2
+
+    async def interrupted_run():
+        run = asyncio.create_task(journal.controller.run())
+        await asyncio.sleep(0.05)
+        journal.controller.interrupt.set()
+        return await asyncio.wait_for(run, 5)
+
+    result = asyncio.run(interrupted_run())
+    assert (result.step, result.interrupted) == (2, True)
+    assert ("recorded", 2, {}) in journal.deeds
+    assert journal.controller.checkpoints.latest()[0].step == 2
+
+
+def test_a_fault_in_mid_rollout_ends_the_run_with_the_last_finished_step_saved(tmp_path):
+    journal = Journal(tmp_path, max_steps=5)
+    journal.breaks_at = 3
+    with pytest.raises(RollRayError, match="every reward is invalid"):
+        asyncio.run(journal.controller.run())
+    checkpoint, _ = journal.controller.checkpoints.latest()
+    assert (checkpoint.step, checkpoint.state) == (2, {"rollouts": {"position": 2}})
+
+
+def test_a_fault_after_an_optimizer_step_saves_nothing_since_no_finished_step_has_these_weights(tmp_path):
+    journal = Journal(tmp_path, max_steps=5)
+    publish = journal.publish
+
+    async def broken(version):
+        if version == 3:
+            raise RollRayError("no engine took the weights")
+        await publish(version)
+
+    journal.controller.publish = broken
+    with pytest.raises(RollRayError, match="no engine took"):
+        asyncio.run(journal.controller.run())
+    assert journal.controller.checkpoints.latest() == (None, [])
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_run_and_leaves_the_last_one_alone(tmp_path):
+    journal = Journal(tmp_path, max_steps=5, every=1)
+    save = journal.controller.trainer.save
+    saves = []
+
+    async def full(folder):
+        saves.append(folder)
+        if len(saves) == 3:
+            raise RollRayError("a checkpoint could not be written")
+        await save(folder)
+
+    journal.controller.trainer.save = full
+    with pytest.raises(RollRayError, match="could not be written"):
+        asyncio.run(journal.controller.run())
+    assert len(saves) == 3
+    assert journal.controller.checkpoints.latest()[0].step == 2
+    assert not list(tmp_path.glob("checkpoints/.writing-*"))
