@@ -47,6 +47,6 @@ def _prompt(a: int, b: int) -> Prompt:
 
 
 def _shuffled_pairs() -> list[tuple[int, int]]:
-    pairs = list(itertools.product(range(10), repeat=2))
+    pairs = list(itertools.product(range(10), range(10)))
     random.Random(_SPLIT_SEED).shuffle(pairs)
     return pairs

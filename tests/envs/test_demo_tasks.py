@@ -1,0 +1,83 @@
+"""The demo tasks: prompts, held-out sets, rewards."""
+
+from __future__ import annotations
+
+import pytest
+
+from envs import addition, letter_a, sort_letters
+from envs.task import ScoredView
+from roll_ray.sample import Prompt
+
+
+def view(prompt: Prompt, text: str, finish: str = "stop") -> ScoredView:
+    return ScoredView(prompt, text, finish)
+
+
+def test_sort_letters_prompts_are_what_the_task_says() -> None:
+    prompts = sort_letters.training_prompts(500, seed=3)
+    for prompt in prompts:
+        letters = (prompt.text or "")[:-1]
+        assert prompt.text == letters + ">"
+        assert 4 <= len(letters) <= 7
+        assert set(letters) <= set("abcdefghij")
+        assert prompt.reference == "".join(sorted(letters))
+    assert {len(p.text or "") for p in prompts} == {5, 6, 7, 8}
+    assert len({p.id for p in prompts}) == 500
+
+
+@pytest.mark.parametrize("seed", [0, 1, 20_000_003])
+def test_held_out_prompts_are_never_trained_on(seed: int) -> None:
+    heldout = {p.id for p in sort_letters.heldout_prompts()}
+    assert len(heldout) == 400
+    assert not heldout & {p.id for p in sort_letters.training_prompts(10_000, seed)}
+
+
+def test_equal_seeds_give_equal_prompts() -> None:
+    assert sort_letters.training_prompts(50, 1) == sort_letters.training_prompts(50, 1)
+    assert sort_letters.training_prompts(50, 1) != sort_letters.training_prompts(50, 2)
+    assert sort_letters.heldout_prompts(10) == sort_letters.heldout_prompts()[:10]
+
+
+def test_sort_letters_reward_is_one_for_the_exact_answer_only() -> None:
+    prompt = Prompt(id="p", text="fbca>", reference="abcf")
+    assert sort_letters.reward(view(prompt, "abcf")).value == 1.0
+    for text, reason in [
+        ("abfc", "right letters, wrong order"),
+        ("abc", "other letters than asked: 'abc'"),
+        ("abcf ", "other letters than asked: 'abcf '"),
+        ("", "empty answer"),
+    ]:
+        reward = sort_letters.reward(view(prompt, text))
+        assert (reward.value, reward.reason) == (0.0, reason)
+    cut = sort_letters.reward(view(prompt, "abcf", "length"))
+    assert (cut.value, cut.reason) == (0.0, "did not end after the answer")
+
+
+def test_addition_holds_out_24_of_100_pairs() -> None:
+    train, heldout = addition.training_prompts(), addition.heldout_prompts()
+    assert (len(train), len(heldout)) == (76, 24)
+    assert len({p.id for p in train + heldout}) == 100
+    (message,) = heldout[0].messages or ()
+    a, b = map(int, heldout[0].id.removeprefix("addition/").split("+"))
+    assert message["content"] == f"What is {a}+{b}? Answer with the number only."
+    assert heldout[0].reference == str(a + b)
+
+
+def test_addition_wants_the_number_alone() -> None:
+    prompt = Prompt(id="p", text="x", reference="7")
+    assert addition.reward(view(prompt, " 7\n")).value == 1.0
+    assert addition.reward(view(prompt, "8")).reason == "8 is not 7"
+    assert addition.reward(view(prompt, "The answer is 7")).reason == "not a number alone"
+
+
+def test_letter_a_rewards_the_share_of_the_letter() -> None:
+    prompts = letter_a.prompts()
+    assert len({p.id for p in prompts}) == 64
+    assert letter_a.reward(view(prompts[0], "abaa")).value == 0.75
+    assert letter_a.reward(view(prompts[0], "")).value == 0.0
+
+
+def test_a_prompt_without_reference_is_invalid_not_wrong() -> None:
+    prompt = Prompt(id="p", text="x")
+    assert not sort_letters.reward(view(prompt, "abcf")).valid
+    assert not addition.reward(view(prompt, "7")).valid
