@@ -1,7 +1,8 @@
 """One-digit addition for small pretrained chat models: "What is 3+4? Answer with the number only."
 
-Of the 100 pairs of digits 24 are held out; the other 76 are for training. The reward is 1 for the number
-and nothing else, else 0 with the reason.
+Of the 100 pairs of digits 24 are held out; the other 76 are for training. The reward is 1 when the last number
+of the response is the sum, else 0 with the reason. (A small chat model never answers with the bare number at first:
+a reward for that alone would give no signal.)
 """
 
 from __future__ import annotations
@@ -29,15 +30,16 @@ def heldout_prompts() -> list[Prompt]:
 
 
 def reward(view: ScoredView) -> Reward:
-    """1 for the right number alone, else 0; surrounding white space is ignored."""
+    """1 when the last number of the response is the sum, as in `7`, `3 + 4 = 7` and `The answer is 7.`"""
     if view.reference is None:
         return Reward.invalid("the prompt has no reference answer")
-    answer = view.response_text.strip()
-    if answer == view.reference:
-        return Reward(1.0, "right", extracted=answer)
-    number = re.fullmatch(r"-?\d+", answer)
-    reason = f"{answer} is not {view.reference}" if number else "not a number alone"
-    return Reward(0.0, reason, extracted=answer)
+    numbers = re.findall(r"-?\d+(?:[.,]\d+)*", view.response_text)
+    if not numbers:
+        return Reward(0.0, "no number in the response")
+    right = numbers[-1] == view.reference
+    return Reward(
+        float(right), "right" if right else f"{numbers[-1]} is not {view.reference}", extracted=numbers[-1]
+    )
 
 
 def _prompt(a: int, b: int) -> Prompt:

@@ -63,11 +63,20 @@ def test_addition_holds_out_24_of_100_pairs() -> None:
     assert heldout[0].reference == str(a + b)
 
 
-def test_addition_wants_the_number_alone() -> None:
+def test_addition_takes_the_last_number_of_the_response() -> None:
     prompt = Prompt(id="p", text="x", reference="7")
-    assert addition.reward(view(prompt, " 7\n")).value == 1.0
-    assert addition.reward(view(prompt, "8")).reason == "8 is not 7"
-    assert addition.reward(view(prompt, "The answer is 7")).reason == "not a number alone"
+    for text in (" 7\n", "3 + 4 = 7", "The answer is 7."):
+        assert addition.reward(view(prompt, text)).value == 1.0
+    for text, reason in [
+        ("8", "8 is not 7"),
+        ("7 = 3 + 4", "4 is not 7"),
+        ("-7", "-7 is not 7"),
+        ("7.5", "7.5 is not 7"),
+        ("seven", "no number in the response"),
+        ("", "no number in the response"),
+    ]:
+        reward = addition.reward(view(prompt, text))
+        assert (reward.value, reward.reason) == (0.0, reason)
 
 
 def test_letter_a_rewards_the_share_of_the_letter() -> None:
