@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
 T = TypeVar("T")
@@ -28,6 +30,15 @@ class ActorUnavailable(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.name, self.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which process answers under a name, and on which node; it changes when the actor is restarted."""
+
+    pid: int
+    node: str
+    worker_id: str
 
 
 class Actor(Protocol[T_co]):
@@ -51,6 +62,9 @@ class Actor(Protocol[T_co]):
         never passes through the caller. Raises what `call` would raise.
         """
 
+    async def identity(self) -> Identity:
+        """Who answers now. Raises what `call` would raise."""
+
 
 class LocalActor(Generic[T]):
     """An `Actor` whose object lives in this process; handles are the results themselves."""
@@ -64,6 +78,9 @@ class LocalActor(Generic[T]):
 
     async def refer(self, method: Any, *args: Any) -> Any:
         return await self.call(method, *args)
+
+    async def identity(self) -> Identity:
+        return Identity(os.getpid(), "here", "")
 
 
 class Pool(Generic[T]):

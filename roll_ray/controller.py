@@ -141,7 +141,10 @@ class Controller:
         parts = self.rollouts.parts(step)
         while True:
             with self.tracker.phase("rollout"):
-                part = await unless_interrupted(self.interrupt, anext(parts, None))
+                if self._between_steps:
+                    part = await unless_interrupted(self.interrupt, anext(parts, None))
+                else:  # a step that has begun to change the weights is finished
+                    part = await anext(parts, None)
             if part is None:
                 return
             yield part

@@ -20,7 +20,9 @@ class PromptStream:
 
     def __init__(self, prompts: Sequence[Prompt], seed: int) -> None:
         if not prompts:
-            raise DataError("there is no prompt to train on", next_step="name data that holds some with data=")
+            raise DataError(
+                "there is no prompt to train on", next_step="name data that holds some with data="
+            )
         twice = [prompt_id for prompt_id, count in Counter(p.id for p in prompts).items() if count > 1]
         if twice:
             raise DataError(
@@ -59,7 +61,8 @@ class PromptStream:
         if (state["prompts"], state["fingerprint"]) != (now["prompts"], now["fingerprint"]):
             raise DataError(
                 f"the data is not what the run began with: {now['prompts']} prompts now, "
-                f"{state['prompts']} then" + (", with other ids" if state["prompts"] == now["prompts"] else ""),
+                f"{state['prompts']} then"
+                + (", with other ids" if state["prompts"] == now["prompts"] else ""),
                 why="the order of the data cannot go on over other prompts",
                 next_step="give the run its data back, or start a new run from its last weights",
             )

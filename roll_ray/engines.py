@@ -7,6 +7,7 @@ published weights, which stay in host memory. The step goes on with a quorum of 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,10 +15,13 @@ from typing import Any, Protocol
 
 from roll_ray.actors import Actor, ActorUnavailable, Pool
 from roll_ray.errors import RollRayError, WeightUpdateError
+from roll_ray.interruption import cancelled
 from roll_ray.supervision import restarts
+from roll_ray.weight_copies import WeightCopies
 from roll_ray.worker_protocols import EngineWorker, TrainerWorker
 
 RETRY_INTERVAL_S = 5.0
+UNPUBLISH_S = 2.0
 
 
 class Announcer(Protocol):
@@ -37,11 +41,15 @@ class EnginePool:
     update_mode: str
     say: Callable[[str], None]
     deadline_s: float = 120.0
+    copies: WeightCopies = field(init=False)
     manifest: Any = None
     version: int = -1
     reports: dict[str, Any] = field(default_factory=dict)
     _ready: set[str] = field(default_factory=set)
     _catching_up: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.copies = WeightCopies(self.trainers[0])
 
     async def publish(self, version: int) -> None:
         """Export the trainer's weights as `version` and commit them on every engine that can take them.
@@ -50,6 +58,7 @@ class EnginePool:
         manifests = await self.trainers.broadcast(TrainerWorker.publish, version, self.folder_root)
         self.manifest = next(m for m in manifests if m is not None)
         self.version = version
+        await self.copies.published()
         problems = await asyncio.gather(*(self._commit(engine) for engine in self.engines))
         failed = {e.name: p for e, p in zip(self.engines, problems, strict=True) if p}
         self._ready = {e.name for e in self.engines} - set(failed)
@@ -68,8 +77,11 @@ class EnginePool:
     async def _commit(self, engine: Actor[EngineWorker]) -> str:
         """Update one engine; an empty string, or why it failed."""
         try:
-            update = engine.call(EngineWorker.update_weights, self.manifest, self.update_mode)
-            self.reports[engine.name] = await asyncio.wait_for(update, self.deadline_s)
+            async with asyncio.timeout(self.deadline_s):
+                manifest = await self.copies.manifest_for(engine, self.manifest)
+                self.reports[engine.name] = await engine.call(
+                    EngineWorker.update_weights, manifest, self.update_mode
+                )
         except TimeoutError:
             return f"no commit within {self.deadline_s:.0f} s"
         except (RollRayError, ActorUnavailable) as error:
@@ -80,6 +92,7 @@ class EnginePool:
         """Until cancelled: an engine that came back as a new process is started and brought up to date."""
         async for engine, pid in restarts(self.engines.actors):
             self._ready.discard(engine.name)
+            self.copies.lost(engine.name)
             if pid is None:
                 self.say(f"{engine.name} died; its requests go on elsewhere, or when it is back")
             else:
@@ -111,8 +124,9 @@ class EnginePool:
             del self._catching_up[engine.name]
 
     async def close(self) -> None:
-        """Stop catching up."""
-        tasks = list(self._catching_up.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        """Stop catching up, and let the trainer, which may be on another node, remove what it published."""
+        if tasks := list(self._catching_up.values()):
+            await cancelled(*tasks)
+        with contextlib.suppress(TimeoutError, RollRayError, ActorUnavailable):
+            async with asyncio.timeout(UNPUBLISH_S):
+                await self.trainers[0].call(TrainerWorker.unpublish, self.folder_root)

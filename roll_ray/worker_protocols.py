@@ -28,6 +28,12 @@ class TrainerWorker(Protocol):
     def publish(self, version: int, folder_root: str) -> Any | None:
         """Write the weights for the engines; rank 0 answers with the manifest."""
 
+    def weight_bucket(self, manifest: Any, bucket: int) -> Any:
+        """The bytes of one bucket of the version published last, for a node that cannot map it."""
+
+    def unpublish(self, folder_root: str) -> None:
+        """Remove every published version."""
+
     def record(self, path: str, *sources: Any) -> None:
         """Write this rank's share of a batch to `path`."""
 

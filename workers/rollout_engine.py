@@ -19,7 +19,7 @@ import numpy.typing as npt
 from roll_ray.actors import ActorUnavailable
 from roll_ray.errors import RollRayError
 from roll_ray.generation import EngineStats, GenerationDelta, GenerationRequest
-from roll_ray.weights.folders import remove_run, run_folder
+from roll_ray.weights.folders import remove_run, run_folder, sweep_stale
 from roll_ray.weights.manifest import WeightManifest
 from roll_ray.weights.transaction import VersionGate, check_canary
 from workers.engine_process import EngineProcess
@@ -63,6 +63,7 @@ class RolloutEngine:
         """Start the engine; the same answer when it runs already. Raises `RollRayError` for a model that cannot run."""
         async with self._starting:
             if self._info is None:
+                sweep_stale()
                 check_model_folder(self.spec)
                 await self._process.shutdown()
                 self._reset()

@@ -18,6 +18,7 @@ from roll_ray.algorithms.loss_settings import LossSettings
 from roll_ray.algorithms.metric_sums import MetricSum
 from roll_ray.batch import Batch
 from roll_ray.generation import Canary
+from roll_ray.weights.folders import remove_run
 from roll_ray.weights.manifest import WeightManifest
 from schedulers.protocol import SampleId
 from workers.backends.base import OptimizerSettings
@@ -60,8 +61,8 @@ class TrainerInfo:
 
 
 class PolicyTrainer:
-    """Rank `rank` of `world_size`. All but `rendezvous_address`, `record` and the constructor are collective:
-    every rank must call them, in the same order, with its own share.
+    """Rank `rank` of `world_size`. All but `rendezvous_address`, `record`, `weight_bucket`, `unpublish` and the
+    constructor are collective: every rank must call them, in the same order, with its own share.
 
     Shares are `Batch`es whose arrays may be read-only; `extra_B["advantages"]` (float32 [B]) comes with them.
     `extra_T["old_logprobs"]` is used where given; else the log-probabilities of the first forward are the
@@ -219,6 +220,16 @@ class PolicyTrainer:
             _exhaust(named_tensors)
         tolerance = CANARY_TOLERANCE[self.spec.dtype]
         return manifest.with_canary(Canary(tuple(token_ids), tuple(logprobs), tolerance))
+
+    def weight_bucket(self, manifest: WeightManifest, bucket: int) -> npt.NDArray[np.uint8]:
+        """One bucket of the version published last, mapped; rank 0 has it."""
+        from roll_ray.weights.buckets import bucket_array
+
+        return bucket_array(manifest, bucket)
+
+    def unpublish(self, folder_root: str) -> None:
+        """Remove every published version. (The driver may live on another node, where it cannot.)"""
+        remove_run(folder_root)
 
     def _canary_tokens(self) -> list[int]:
         config = self._backend.config

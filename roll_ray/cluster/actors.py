@@ -8,7 +8,6 @@ import inspect
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar
@@ -25,7 +24,7 @@ from ray.exceptions import (
 )
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from roll_ray.actors import ActorUnavailable
+from roll_ray.actors import ActorUnavailable, Identity
 from roll_ray.errors import RollRayError, WorkerDiedError
 
 T = TypeVar("T")
@@ -33,15 +32,6 @@ T = TypeVar("T")
 LOG_LINES = 12
 LOG_CHARACTERS_PER_LINE = 400
 _RAY_HEADERS = (":job_id:", ":actor_name:", ":task_name:")
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Which process answers under a name; it changes when Ray restarts the actor."""
-
-    pid: int
-    node: str
-    worker_id: str
 
 
 class RayActor(Generic[T]):

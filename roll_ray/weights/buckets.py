@@ -100,10 +100,14 @@ def hashed_tensors(manifest: WeightManifest) -> Iterator[tuple[TensorEntry, torc
         yield waiting[0], waiting[1], waiting[2].result()
 
 
+def bucket_array(manifest: WeightManifest, bucket: int) -> npt.NDArray[np.uint8]:
+    """A bucket as a mapped array, to be sent to another node as it is."""
+    return np.frombuffer(_map(manifest, bucket), np.uint8)
+
+
 def bucket_bytes(manifest: WeightManifest) -> list[npt.NDArray[np.uint8]]:
-    """The buckets as mapped arrays, to be sent to another node as they are."""
-    mapped = (_map(manifest, bucket) for bucket in range(len(manifest.bucket_sizes)))
-    return [np.frombuffer(memory, np.uint8) for memory in mapped]
+    """All buckets as mapped arrays."""
+    return [bucket_array(manifest, bucket) for bucket in range(len(manifest.bucket_sizes))]
 
 
 def receive_buckets(

@@ -216,3 +216,20 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run_and_leaves_the_last_on
     assert len(saves) == 3
     assert journal.controller.checkpoints.latest()[0].step == 2
     assert not list(tmp_path.glob("checkpoints/.writing-*"))
+
+
+def test_an_interrupt_in_mid_training_ends_after_that_step(tmp_path):
+    journal = Journal(tmp_path, max_steps=5)
+    accumulate = journal.controller.trainer.accumulate
+
+    async def interrupted_accumulate(mini_batch):
+        if journal.position == 3:
+            journal.controller.interrupt.set()
+        await accumulate(mini_batch)
+
+    journal.controller.trainer.accumulate = interrupted_accumulate
+    result = asyncio.run(journal.controller.run())
+    assert (result.step, result.interrupted) == (3, True)
+    assert ("publish", 3) in journal.deeds
+    checkpoint, _ = journal.controller.checkpoints.latest()
+    assert (checkpoint.step, checkpoint.state) == (3, {"rollouts": {"position": 3}})
