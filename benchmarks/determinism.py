@@ -79,7 +79,8 @@ def _compared(first: list[tuple[Batch, dict[str, Any]]], other: list[tuple[Batch
             )
             return f"first other token in step {step}, sample {a.ids[at]}"
         if not np.array_equal(a.logprobs_T, b.logprobs_T):
-            return f"equal tokens, log-probabilities differ by {np.abs(a.logprobs_T - b.logprobs_T).max():.1e} in step {step}"
+            worst = np.abs(a.logprobs_T - b.logprobs_T).max()
+            return f"equal tokens, log-probabilities differ by {worst:.1e} in step {step}"
         if row_a["loss"] != row_b["loss"] or row_a["grad_norm"] != row_b["grad_norm"]:
             return f"equal batches, loss differs by {abs(row_a['loss'] - row_b['loss']):.1e} in step {step}"
     return f"bit-equal tokens, log-probabilities, losses and gradient norms over {len(first)} steps"
