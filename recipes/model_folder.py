@@ -5,6 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from roll_ray.errors import RollRayError
+from workers.model_context import vocabulary_size
+from workers.tokenizer import load_tokenizer
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 
 
 def check_model_folder(model: str) -> None:
@@ -12,17 +16,14 @@ def check_model_folder(model: str) -> None:
 
     `model` is a folder or a hub name. Loads the configuration and the tokenizer, not the weights.
     """
-    from workers.tokenizer import load_tokenizer
-
     _check_files(model)
-    load_tokenizer(model)
-    tokenizer_tokens, embedding_rows = _vocabulary_sizes(model)
-    if tokenizer_tokens > embedding_rows:
+    rows, largest = vocabulary_size(model), load_tokenizer(model).largest_token_id()
+    if rows is not None and largest >= rows:
         raise RollRayError(
-            f"model {model}: its tokenizer has {tokenizer_tokens} tokens, its embedding {embedding_rows} rows",
-            why="a token without an embedding row would stop or corrupt training and generation",
-            next_step="use the tokenizer that belongs to the model, or resize the embedding "
-            "(model.resize_token_embeddings) and save both again",
+            f"the tokenizer of {model} is not its own",
+            why=f"it has token ids up to {largest}, and the model's embedding has {rows} rows (0 to {rows - 1})",
+            next_step="put the tokenizer that the model was trained with into its folder; for added tokens, "
+            "enlarge the model's embeddings first (resize_token_embeddings)",
         )
 
 
@@ -49,12 +50,10 @@ def _check_files(model: str) -> None:
             why="there is neither a .safetensors file nor a pytorch_model.bin in it",
             next_step="copy the weights into the folder, or name another one",
         )
-
-
-def _vocabulary_sizes(model: str) -> tuple[int, int]:
-    """The tokenizer's largest id + 1, and the rows that the configuration gives the embedding."""
-    from transformers import AutoConfig, AutoTokenizer
-
-    vocabulary = AutoTokenizer.from_pretrained(model).get_vocab()
-    config = AutoConfig.from_pretrained(model)
-    return max(vocabulary.values(), default=-1) + 1, int(config.get_text_config().vocab_size)
+    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        # transformers would make an empty tokenizer of the model's kind up, which turns every text into nothing
+        raise RollRayError(
+            f"{model} has no tokenizer",
+            why=f"there is none of {', '.join(_TOKENIZER_FILES)} in it",
+            next_step="copy the tokenizer's files from the model it was made from into the folder",
+        )
