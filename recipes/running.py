@@ -21,7 +21,7 @@ from roll_ray.home import RunPlace, has_checkpoint, inside_ray_job, resolve_run_
 from roll_ray.settings import RunSettings
 from roll_ray.settings_io import flat, read_settings
 from roll_ray.tracking.report import write_report
-from roll_ray.tracking.run_folder import RunRecord, prepare, read_settings_of
+from roll_ray.tracking.run_folder import RunRecord, held, prepare, read_settings_of
 
 S = TypeVar("S", bound=RunSettings)
 
@@ -74,18 +74,19 @@ def execute(recipe: Recipe, settings: RunSettings) -> int:
     place = resolve_run_dir(settings, recipe.name, in_ray_job=inside_ray_job())
     print(f"{recipe.name}: {batch_sentence(settings)}")
     print(place.note or f"run folder: {place.folder}", flush=True)
-    if place.resumes:
-        for change in _changes(read_settings_of(place.folder), settings.plain()):
-            print(f"changed since the run was last started: {change}", flush=True)
-    prepare(place.folder, settings, RunRecord.now(recipe.name, recipe.file))
-    definite = {"run_dir": place.folder, "run_name": place.name, "resume": place.resumes}
-    try:
-        result = asyncio.run(_run(recipe.build(settings.model_copy(update=definite))))
-    except (KeyboardInterrupt, Exception) as error:
-        if has_checkpoint(place.folder) or isinstance(error, KeyboardInterrupt):
-            error.add_note(_what_is_saved(place.folder))
-        raise
-    return _end(place, result)
+    with held(place.folder):
+        if place.resumes:
+            for change in _changes(read_settings_of(place.folder), settings.plain()):
+                print(f"changed since the run was last started: {change}", flush=True)
+        prepare(place.folder, settings, RunRecord.now(recipe.name, recipe.file))
+        definite = {"run_dir": place.folder, "run_name": place.name, "resume": place.resumes}
+        try:
+            result = asyncio.run(_run(recipe.build(settings.model_copy(update=definite))))
+        except (KeyboardInterrupt, Exception) as error:
+            if has_checkpoint(place.folder) or isinstance(error, KeyboardInterrupt):
+                error.add_note(_what_is_saved(place.folder))
+            raise
+        return _end(place, result)
 
 
 async def _run(program: Program) -> RunResult:

@@ -48,7 +48,7 @@ class CheckpointFolder:
             shutil.rmtree(temporary, ignore_errors=True)
             (temporary / "trainer").mkdir(parents=True)
         except OSError as error:
-            raise _disk_error(temporary, error) from error
+            raise disk_error(temporary, error) from error
         return temporary
 
     def commit(self, temporary: Path, step: int, state: Mapping[str, Any]) -> Checkpoint:
@@ -66,7 +66,7 @@ class CheckpointFolder:
             _fsync(self.root)
         except OSError as error:
             self.abandon(temporary)
-            raise _disk_error(temporary, error) from error
+            raise disk_error(temporary, error) from error
         for old in self._complete()[: -self.keep]:
             shutil.rmtree(old, ignore_errors=True)
         return Checkpoint(final, step, state)
@@ -126,13 +126,14 @@ def _fsync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _disk_error(folder: Path, error: OSError) -> RollRayError:
+def disk_error(folder: Path, error: BaseException) -> RollRayError:
+    """A checkpoint below `folder` that could not be written: what the system said, and the room that is left."""
     try:
         free = f"{shutil.disk_usage(folder.parent).free / 2**20:.0f} MiB are free there"
     except OSError:
         free = "the folder is not there"
     return RollRayError(
         f"a checkpoint could not be written below {folder.parent}",
-        why=f"{error.strerror or error}; {free}",
+        why=f"{getattr(error, 'strerror', None) or str(error).splitlines()[0]}; {free}",
         next_step="free some room and `roll-ray resume` the run: the checkpoints before this one are untouched",
     )

@@ -10,6 +10,7 @@ how the result is checked.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import threading
 import time
@@ -142,11 +143,7 @@ class RollRayWorker:
     """Methods that vLLM adds to its worker class; reached by `collective_rpc`."""
 
     def rr_attach(self) -> int:
-        """End this process when its parent ends, however that happens. Its process id."""
-        worker = cast(Any, self)
-        if not getattr(worker, "rr_watches", False):
-            worker.rr_watches = True
-            threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+        """The id of the process that computes."""
         return os.getpid()
 
     def rr_update(self, manifest: dict[str, Any]) -> dict[str, Any]:
@@ -205,3 +202,9 @@ def _end_with_parent(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(_PARENT_CHECK_S)
     os._exit(1)
+
+
+# From the import on, which comes before the model is loaded: this process ends when its parent has ended, however
+# that happened. (The engine's own process has nobody to end it when a rollout engine is killed.)
+if (_parent := multiprocessing.parent_process()) is not None:
+    threading.Thread(target=_end_with_parent, args=(_parent.pid,), daemon=True).start()

@@ -1,5 +1,6 @@
 """The folder of a run. Everything that `report` and `resume` need is in it.
 
+run.lock             held by the process that writes the folder
 run.json             the recipe, the version of roll-ray, when it was started and how
 settings.yaml        the resolved settings; `roll-ray run RECIPE @settings.yaml` runs them again
 metrics.jsonl        a line a step
@@ -13,10 +14,13 @@ report.html          written by `roll-ray report`
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import math
+import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,6 +36,7 @@ from roll_ray.tracking.trajectories import Trajectory
 
 METRICS, TRAJECTORIES, WARNINGS = "metrics.jsonl", "trajectories.jsonl", "warnings.jsonl"
 TIMELINE, TENSORBOARD = "timeline.json", "tensorboard"
+LOCK = "run.lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +63,48 @@ class RunRecord:
 
 
 def prepare(folder: Path, settings: RunSettings, record: RunRecord) -> None:
-    """Make the folder of a run that starts or resumes, and write down what is run. Disk faults are RollRayErrors."""
+    """Write down what is run, in the folder of a run that starts or resumes. Disk faults are RollRayErrors."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "run.json").write_text(json.dumps(asdict(record), indent=1) + "\n")
         (folder / "settings.yaml").write_text(to_yaml(settings.plain()), encoding="utf-8")
     except OSError as error:
+        raise _cannot_be_written(folder, error) from error
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Make the folder of a run and hold it: two runs in one folder would write over each other.
+
+    Raises RollRayError when another process holds it, and for disk faults."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise _cannot_be_written(folder, error) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
         raise RollRayError(
-            f"the run folder {folder} cannot be written",
-            why=error.strerror or str(error),
-            next_step="name another place with run_dir=, or mend permissions and room there",
-        ) from error
+            f"the run {folder} is under way",
+            why="another process is writing it",
+            next_step="wait for its end, or interrupt it first; for a second run choose another run_name",
+        ) from None
+    except OSError as error:  # file systems without locks exist; there the user has to take care
+        print(f"note: {folder} cannot be locked ({error.strerror}): start no second run in it", flush=True)
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def _cannot_be_written(folder: Path, error: OSError) -> RollRayError:
+    return RollRayError(
+        f"the run folder {folder} cannot be written",
+        why=error.strerror or str(error),
+        next_step="name another place with run_dir=, or mend permissions and room there",
+    )
 
 
 def read_record(folder: Path) -> RunRecord:

@@ -8,6 +8,8 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
@@ -34,7 +36,7 @@ class Settings(RunSettings):
     )
     n_prompts: int = Field(4, description="Prompts to train on.")
     prompt_letters: int = Field(9, description="Length of each prompt.")
-    reward: str = Field("share", description="share, raise, string or slow.")
+    reward: str = Field("share", description="share, slow, string or tired.")
     harm: str = Field("", description="For example `SIGINT train 2`, `SIGTERM group rollout 3`.")
 
 
@@ -48,32 +50,59 @@ def slow_share(view):  # type: ignore[no-untyped-def]
     return share_of_a(view)
 
 
-def raising(view):  # type: ignore[no-untyped-def]
-    raise ValueError("this reward function is broken")
+def tired(view, scored=[]):  # type: ignore[no-untyped-def]  # noqa: B006
+    scored.append(view)
+    if len(scored) > 35:
+        raise ValueError("this reward function is tired")
+    return share_of_a(view)
 
 
 def text(view):  # type: ignore[no-untyped-def]
     return "very good"
 
 
-REWARDS = {"share": share_of_a, "slow": slow_share, "raise": raising, "string": text}
+REWARDS = {"share": share_of_a, "slow": slow_share, "tired": tired, "string": text}
+
+
+def processes_with(title: str) -> list[int]:
+    """Processes of this session whose title has these words."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                pid, command = int(entry.name), (entry / "cmdline").read_bytes()
+                if title.encode() in command and os.getsid(pid) == os.getsid(0):
+                    found.append(pid)
+    return found
 
 
 def do_harm(order: str) -> None:
-    """Send the signal a moment after the n-th time that the phase begins."""
+    """Send the signal a moment after the n-th time that the phase begins (a rollout begins twice a step, to ask for its
+    batch and for the end of it): to this process, to its group as a
+    terminal does, twice, or to the worker of trainer rank 1."""
     from roll_ray.tracking.run_tracker import RunTracker
 
     *words, phase, nth = order.split()
-    seen = 0
-    began = RunTracker.phase
+    seen, trainer_pid = 0, 0
+    began, begun = RunTracker.phase, RunTracker.begun
+
+    def remember_trainer(self: RunTracker, *args: Any) -> None:
+        nonlocal trainer_pid
+        trainer_pid = next(p for p in processes_with("ray::PolicyTrainer"))
+        begun(self, *args)
 
     def strike() -> None:
         number = signal.Signals[words[0]]
+        print(f"struck in {phase} at {time.time()}", flush=True)
         if "group" in words:
             os.killpg(os.getpgrp(), number)
+        elif "trainer" in words:
+            os.kill(trainer_pid, number)
         else:
             os.kill(os.getpid(), number)
-        print(f"struck in {phase}", flush=True)
+        if "twice" in words:
+            time.sleep(0.2)
+            os.kill(os.getpid(), number)
 
     @contextlib.contextmanager
     def watched(self: RunTracker, name: str) -> Iterator[None]:
@@ -85,6 +114,7 @@ def do_harm(order: str) -> None:
             yield
 
     RunTracker.phase = watched  # type: ignore[method-assign]
+    RunTracker.begun = remember_trainer  # type: ignore[method-assign]
 
 
 def build(settings: Settings):  # type: ignore[no-untyped-def]

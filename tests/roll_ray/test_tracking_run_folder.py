@@ -16,6 +16,7 @@ from roll_ray.tracking.report import write_report
 from roll_ray.tracking.run_folder import (
     RunFolder,
     RunRecord,
+    held,
     prepare,
     read_metrics,
     read_record,
@@ -178,3 +179,18 @@ def test_settings_yaml_can_be_given_back_to_a_recipe(tmp_path: Path) -> None:
     settings = RunSettings(model="m", learning_rate=1e-6, run_name="1e3")
     (tmp_path / "s.yaml").write_text(to_yaml(settings.plain()))
     assert read_settings(RunSettings, [f"@{tmp_path}/s.yaml"]) == settings
+
+
+def test_a_folder_that_a_run_is_writing_is_refused_until_that_run_has_ended(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "a"
+    with held(folder), pytest.raises(RollRayError, match="is under way"), held(folder):
+        pass
+    with held(folder):
+        pass
+
+
+def test_a_place_where_no_folder_can_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file" / "run", Path("/proc/nowhere/run")):
+        with pytest.raises(RollRayError, match=f"the run folder {place} cannot be written"), held(place):
+            pass

@@ -13,6 +13,7 @@ Without Ray, in one process:
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ from roll_ray.algorithms.losses import Loss
 from roll_ray.algorithms.metric_sums import MetricSum, merge_sums
 from roll_ray.algorithms.token_batch import PolicyOutput
 from roll_ray.batch import Batch
+from roll_ray.checkpoint import disk_error
+from roll_ray.errors import RollRayError
 from workers.backends.base import OptimizerSettings, StepMetrics
 from workers.backends.fsdp2_policy import Dtype, FSDP2Policy
 from workers.backends.process_group import DeviceKind, largest
@@ -160,13 +163,24 @@ class FSDP2Backend(FSDP2Policy):
         """Weights, optimizer, counters and random state, all ranks into one folder."""
         state = self._state()
         state["random"] = {f"rank{dist.get_rank()}": torch.get_rng_state()}
-        dcp.save(state, checkpoint_id=folder)
+        try:
+            dcp.save(state, checkpoint_id=folder)
+        except dcp.CheckpointException as error:  # a BaseException, which would end the worker's process
+            raise disk_error(Path(folder), _cause(error)) from _cause(error)
 
     @torch.no_grad()
     def load(self, folder: str) -> None:
         """Go on from `save`; on another number of ranks everything but the random state is the same."""
         state = self._state()
-        dcp.load(state, checkpoint_id=folder)
+        try:
+            dcp.load(state, checkpoint_id=folder)
+        except dcp.CheckpointException as error:
+            raise RollRayError(
+                f"the trainer cannot go on from {folder}",
+                why=str(_cause(error)).splitlines()[0],
+                next_step="check that the folder is reached from every node, and that model and its settings "
+                "are those that the run began with",
+            ) from _cause(error)
         counters = state["counters"]
         self.steps_done, self.steps_skipped = counters["steps_done"], counters["steps_skipped"]
         for local in self._locals.values():
@@ -177,3 +191,9 @@ class FSDP2Backend(FSDP2Policy):
             torch.set_rng_state(random[f"rank{dist.get_rank()}"])
         self.module.zero_grad(set_to_none=True)
         self._pending = False
+
+
+def _cause(error: dcp.CheckpointException) -> BaseException:
+    """What the first rank that failed saw; a fault of the system before others that it leads to."""
+    causes = [cause for cause, _ in error.failures.values()]
+    return next((cause for cause in causes if isinstance(cause, OSError)), causes[0])
