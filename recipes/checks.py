@@ -5,37 +5,55 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from envs.task import Observation
+from recipes.model_folder import check_model_folder
+from recipes.staff import context_of
 from roll_ray.cluster.actors import check_picklable
-from roll_ray.errors import RollRayError
+from roll_ray.errors import DataError, RollRayError
 from roll_ray.settings import RunSettings
-from workers.model_context import vocabulary_size
 from workers.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from recipes.pipeline import Task
 
+_PROMPTS_LOOKED_AT = 200
+
 
 def check_before_start(settings: RunSettings, task: Task) -> None:
-    """Raise RollRayError for a model without a tokenizer of its own size, for functions that cannot travel to a
-    worker, and for engines that ask for more memory than this machine has."""
-    _check_tokenizer(settings.model)
-    if settings.replay is None:
-        for domain, function in task.rewards.items():
-            check_picklable(f"the reward function of domain {domain!r}", function)
-        for domain, factory in task.environments.items():
-            check_picklable(f"the environment of domain {domain!r}", factory)
-        _check_memory(settings)
+    """Raise RollRayError for a model folder that lacks a part, for functions that cannot travel to a worker, for
+    prompts that leave no room for an answer, and for engines that ask for more memory than this machine has."""
+    check_model_folder(settings.model)
+    if settings.replay is not None:
+        return
+    for domain, function in task.rewards.items():
+        check_picklable(f"the reward function of domain {domain!r}", function)
+    for domain, factory in task.environments.items():
+        check_picklable(f"the environment of domain {domain!r}", factory)
+    _check_memory(settings)
+    _check_prompts(settings, task)
 
 
-def _check_tokenizer(model: str) -> None:
-    known, largest = vocabulary_size(model), load_tokenizer(model).largest_token_id()
-    if known is not None and largest >= known:
-        raise RollRayError(
-            f"the tokenizer of {model} is not its own",
-            why=f"it has token ids up to {largest}, and the model knows {known} tokens (0 to {known - 1})",
-            next_step="put the tokenizer that the model was trained with into its folder; for added tokens, "
-            "enlarge the model's embeddings first (resize_token_embeddings)",
+def _check_prompts(settings: RunSettings, task: Task) -> None:
+    """The first prompts against the context. One that fills it is replaced by another; if all do, nothing is left."""
+    tokenizer, context = load_tokenizer(settings.model), context_of(settings)
+    looked_at = task.train[:_PROMPTS_LOOKED_AT]
+    lengths = [len(Observation.of(prompt).tokens(tokenizer)) for prompt in looked_at]
+    too_long = [n for n in lengths if n >= context]
+    if not too_long:
+        return
+    if len(too_long) < len(lengths):
+        print(
+            f"note: {len(too_long)} of the first {len(lengths)} prompts fill the context of {context} tokens: "
+            "they get no answer and are replaced by others",
+            flush=True,
         )
+        return
+    raise DataError(
+        f"no prompt leaves room for a response (the first {len(lengths)} were looked at)",
+        why=f"the shortest has {min(lengths)} tokens, and the context is {context}: engine.max_model_len="
+        f"{settings.engine.max_model_len}, max_prompt_tokens={settings.max_prompt_tokens} and what the model allows",
+        next_step=f"shorten the prompts, or raise what limits the context above {min(lengths)} tokens",
+    )
 
 
 def _check_memory(settings: RunSettings) -> None:
