@@ -223,9 +223,9 @@ class PolicyTrainer:
 
     def weight_bucket(self, manifest: WeightManifest, bucket: int) -> npt.NDArray[np.uint8]:
         """One bucket of the version published last, mapped; rank 0 has it."""
-        from roll_ray.weights.buckets import bucket_array
+        from roll_ray.weights.buckets import bucket_bytes
 
-        return bucket_array(manifest, bucket)
+        return bucket_bytes(manifest)[bucket]
 
     def unpublish(self, folder_root: str) -> None:
         """Remove every published version. (The driver may live on another node, where it cannot.)"""

@@ -10,7 +10,7 @@ import torch
 from roll_ray.actors import ActorUnavailable, Identity, LocalActor, Pool
 from roll_ray.engines import EnginePool
 from roll_ray.errors import WeightUpdateError
-from roll_ray.weights.buckets import bucket_array, read_tensors, receive_buckets, write_buckets
+from roll_ray.weights.buckets import bucket_bytes, read_tensors, receive_buckets, write_buckets
 
 
 class OnNode(LocalActor):
@@ -35,7 +35,7 @@ class Trainer:
 
     def weight_bucket(self, manifest, bucket):
         self.sent.append((manifest.version, bucket))
-        return bucket_array(manifest, bucket)
+        return bucket_bytes(manifest)[bucket]
 
     def unpublish(self, folder_root):
         pass
