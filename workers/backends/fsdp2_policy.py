@@ -13,11 +13,14 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from roll_ray.batch import Batch, micro_batches
+from workers.backends.gathering import gather, in_groups
 from workers.backends.process_group import DeviceKind, device_of, largest
 from workers.hf_model import PackedInput, PolicyModel, load_policy
 
 Dtype = Literal["float32", "bfloat16"]
 PREFIX = "hf."
+GATHER_BYTES = 64 << 20
+"""How much is gathered at once: many small weights cost one collective, and large ones no second copy."""
 
 
 class FSDP2Policy:
@@ -115,8 +118,9 @@ class FSDP2Policy:
     @torch.no_grad()
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every weight, whole, on the CPU in the forward dtype. All ranks must enter and exhaust it."""
-        for name, parameter in self.named_parameters():
-            yield name, parameter.full_tensor().to("cpu", self.dtype)
+        for some in in_groups(self.named_parameters(), GATHER_BYTES // self.dtype.itemsize):
+            whole = gather([parameter for _, parameter in some], self.dtype)
+            yield from zip((name for name, _ in some), whole, strict=True)
 
     def published_bytes(self) -> int:
         """Size of what `named_tensors` gives."""
