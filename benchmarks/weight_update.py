@@ -41,6 +41,11 @@ def memcpy_mb_s(nbytes: int, repeats: int) -> float:
     return nbytes / MB / statistics.median(seconds(lambda: target.copy_(source)) for _ in range(repeats))
 
 
+def memcpy_to_new_pages_mb_s(nbytes: int, repeats: int) -> float:
+    source = torch.ones(nbytes // 4)
+    return nbytes / MB / statistics.median(seconds(source.clone) for _ in range(repeats))
+
+
 def tensors_of(nbytes: int) -> list[tuple[str, torch.Tensor]]:
     """Float32 tensors of 16 MB and one of what is left."""
     sizes = [_TENSOR_MB * MB] * (nbytes // (_TENSOR_MB * MB)) + [nbytes % (_TENSOR_MB * MB)]

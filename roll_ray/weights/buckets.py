@@ -1,9 +1,8 @@
 """Writing a model's tensors into read-only bucket files, and reading them back without a copy.
 
 A version is written under a temporary name and renamed when complete, so a reader sees all of it or nothing.
-Tensors stream: at no time is there a second copy of the model beside the files. Readers hold a shared lock
-on what they have mapped (a lock lives as long as the mapping). That tells the writer whether the pages of an
-outdated version may be written again, which is three times as fast as new pages; mapped ones never change.
+Tensors stream: at no time is there a second copy of the model beside the files. What a reader has mapped never
+changes.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ import mmap
 import os
 import shutil
 import warnings
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 import numpy.typing as npt
@@ -24,18 +23,15 @@ import torch
 import xxhash
 
 from roll_ray.errors import RollRayError, WeightUpdateError
-from roll_ray.weights.folders import check_free, free_bytes, no_room, own
+from roll_ray.weights.bucket_files import READ_ONLY, SPARE, BucketWriter, WritableMaps, retire
+from roll_ray.weights.folders import check_free, kept_mappings, own
 from roll_ray.weights.manifest import TensorEntry, WeightManifest
 from roll_ray.weights.transaction import ArrivalLog
 
 BUCKET_BYTES = 256 << 20
-_ALIGNMENT = 64
-_WRITE_CHUNK = 64 << 20
-_THREAD_FROM_BYTES = 1 << 20  # hashing in a second thread pays from here on
-_SPARE = ".spare"
-_READ_ONLY = 0o444
-
-_hasher = ThreadPoolExecutor(1, "weight-hash")  # xxhash lets go of the interpreter lock while it runs
+_HASHED_AHEAD = 2
+# xxhash lets go of the interpreter lock while it runs
+_hashers = ThreadPoolExecutor(_HASHED_AHEAD, "weight-hash")
 
 
 def write_buckets(
@@ -62,17 +58,19 @@ def write_buckets(
     temporary = Path(folder_root) / f".writing-{final.name}"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
+    maps = kept_mappings.setdefault(folder_root, WritableMaps())
     try:
-        with _BucketWriter(temporary, Path(folder_root) / _SPARE, bucket_bytes) as writer:
+        with BucketWriter(temporary, bucket_bytes, maps) as writer:
             for name, tensor in named_tensors:
                 writer.add(name, tensor)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     if final.exists():
-        _retire(final)
+        retire(final)
     temporary.rename(final)
     _retire_older(Path(folder_root), version, keep)
+    maps.keep_only([*Path(folder_root).glob("v*"), Path(folder_root) / SPARE])
     return WeightManifest(version, str(final), tuple(writer.sizes), tuple(writer.entries))
 
 
@@ -90,14 +88,14 @@ def read_tensors(manifest: WeightManifest) -> Iterator[tuple[str, torch.Tensor]]
 
 def hashed_tensors(manifest: WeightManifest) -> Iterator[tuple[TensorEntry, torch.Tensor, int]]:
     """Each tensor with the hash of its bytes, not yet compared; the next is hashed while the consumer works."""
-    waiting = None
+    waiting: deque[tuple[TensorEntry, torch.Tensor, Future[int]]] = deque()
     for entry, tensor, data in _mapped(manifest):
-        digest = _hasher.submit(_xxh3, data)
-        if waiting is not None:
-            yield waiting[0], waiting[1], waiting[2].result()
-        waiting = entry, tensor, digest
-    if waiting is not None:
-        yield waiting[0], waiting[1], waiting[2].result()
+        waiting.append((entry, tensor, _hashers.submit(_xxh3, data)))
+        if len(waiting) > _HASHED_AHEAD:
+            entry, tensor, digest = waiting.popleft()
+            yield entry, tensor, digest.result()
+    for entry, tensor, digest in waiting:
+        yield entry, tensor, digest.result()
 
 
 def bucket_array(manifest: WeightManifest, bucket: int) -> npt.NDArray[np.uint8]:
@@ -131,86 +129,12 @@ def receive_buckets(
     for bucket, array in enumerate(arrays):
         path = manifest.in_folder(str(temporary)).bucket_path(bucket)
         path.write_bytes(array.data)
-        path.chmod(_READ_ONLY)
+        path.chmod(READ_ONLY)
     if final.exists():
-        _retire(final)
+        retire(final)
     temporary.rename(final)
     _retire_older(Path(folder_root), manifest.version, keep)
     return manifest.in_folder(str(final))
-
-
-class _BucketWriter:
-    """Appends tensors to bucket files, opening the next file when one is full."""
-
-    def __init__(self, folder: Path, spare: Path, bucket_bytes: int) -> None:
-        self.entries: list[TensorEntry] = []
-        self.sizes: list[int] = []
-        self._folder, self._spare, self._bucket_bytes = folder, spare, bucket_bytes
-        self._file = -1
-
-    def __enter__(self) -> _BucketWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._close()
-        shutil.rmtree(self._spare, ignore_errors=True)
-
-    def add(self, name: str, tensor: torch.Tensor) -> None:
-        tensor = tensor.detach().cpu().contiguous()
-        data = memoryview(tensor.reshape(-1).view(torch.uint8).numpy()) if tensor.numel() else memoryview(b"")
-        if self._file < 0 or (self.sizes[-1] and self.sizes[-1] + data.nbytes > self._bucket_bytes):
-            self._open_next()
-        offset = -(-self.sizes[-1] // _ALIGNMENT) * _ALIGNMENT
-        self.entries.append(
-            TensorEntry(
-                name=name,
-                dtype=str(tensor.dtype).removeprefix("torch."),
-                shape=tuple(tensor.shape),
-                bucket=len(self.sizes) - 1,
-                offset=offset,
-                nbytes=data.nbytes,
-                xxh3=self._write(data, offset),
-            )
-        )
-        self.sizes[-1] = offset + data.nbytes
-
-    def _write(self, data: memoryview, offset: int) -> int:
-        """Copy into the file while a second thread hashes; the hash."""
-        big = data.nbytes >= _THREAD_FROM_BYTES
-        digest = _hasher.submit(_xxh3, data) if big else None
-        try:
-            for start in range(0, data.nbytes, _WRITE_CHUNK):
-                _write_all(self._file, data[start : start + _WRITE_CHUNK], offset + start)
-        except OSError as error:
-            raise no_room(self._folder.parent, data.nbytes, free_bytes(self._folder)) from error
-        return digest.result() if digest else _xxh3(data)
-
-    def _open_next(self) -> None:
-        self._close()
-        path = self._folder / f"bucket-{len(self.sizes):03d}.bin"
-        _reuse(self._spare / path.name, path)
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._file, fcntl.LOCK_EX)
-        self.sizes.append(0)
-
-    def _close(self) -> None:
-        if self._file >= 0:
-            os.ftruncate(self._file, self.sizes[-1])
-            os.fchmod(self._file, _READ_ONLY)
-            os.close(self._file)
-            self._file = -1
-
-
-def _xxh3(data: memoryview) -> int:
-    return xxhash.xxh3_64_intdigest(data)
-
-
-def _write_all(file: int, data: memoryview, offset: int) -> None:
-    while data.nbytes:
-        written = os.pwrite(file, data, offset)
-        data, offset = data[written:], offset + written
 
 
 def _root_with_room(folder_root: str, fallback_root: str | None, needed_bytes: int) -> str:
@@ -227,33 +151,7 @@ def _root_with_room(folder_root: str, fallback_root: str | None, needed_bytes: i
 def _retire_older(folder_root: Path, version: int, keep: int) -> None:
     older = sorted(p for p in folder_root.glob("v*") if p.name[1:].isdigit() and int(p.name[1:]) < version)
     for folder in older[: max(0, len(older) - keep + 1)]:
-        _retire(folder)
-
-
-def _retire(folder: Path) -> None:
-    """Take a version off the shelf: its pages are kept to be written again where memory is plenty, else freed."""
-    spare = folder.parent / _SPARE
-    nbytes = sum(p.stat().st_size for p in folder.glob("bucket-*.bin"))
-    if spare.exists() or nbytes > free_bytes(folder) // 2:
-        shutil.rmtree(folder, ignore_errors=True)
-    else:
-        folder.rename(spare)
-
-
-def _reuse(spare: Path, path: Path) -> None:
-    """Move a retired bucket to its next use, unless somebody has it mapped: then it stays what it is."""
-    if not spare.exists():
-        return
-    file = os.open(spare, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return
-    else:
-        spare.chmod(0o600)
-        spare.rename(path)
-    finally:
-        os.close(file)
+        retire(folder)
 
 
 def _map(manifest: WeightManifest, bucket: int) -> mmap.mmap:
@@ -300,3 +198,7 @@ def _mapped(manifest: WeightManifest) -> Iterator[tuple[TensorEntry, torch.Tenso
             warnings.filterwarnings("ignore", message="The given buffer is not writable")
             flat = torch.frombuffer(memory, dtype=dtype)
         yield entry, flat.view(entry.shape), memory
+
+
+def _xxh3(data: memoryview) -> int:
+    return xxhash.xxh3_64_intdigest(data)

@@ -13,6 +13,7 @@ import fcntl
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 from roll_ray.errors import RollRayError
 
@@ -20,6 +21,8 @@ BASE_VARIABLE = "ROLL_RAY_SHM_DIR"
 PREFIX = "roll-ray-"
 _LOCK_NAME = "owner.lock"
 _owned: dict[str, int] = {}
+kept_mappings: dict[str, Any] = {}
+"""By folder, what this process keeps mapped to write it again; forgotten with the folder, so that memory is freed."""
 
 
 def shared_memory_base() -> Path:
@@ -46,6 +49,7 @@ def own(folder: Path | str) -> str:
 
 def remove_run(folder: Path | str) -> None:
     """Delete a run folder; who has its buckets mapped keeps them until unmapping."""
+    kept_mappings.pop(str(folder), None)
     lock = _owned.pop(str(folder), None)
     shutil.rmtree(folder, ignore_errors=True)
     if lock is not None:

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roll_ray.errors import RollRayError, WeightUpdateError
-from roll_ray.weights import buckets, folders
+from roll_ray.weights import bucket_files, folders
 from roll_ray.weights.buckets import bucket_bytes, read_tensors, receive_buckets, write_buckets
 from roll_ray.weights.folders import remove_run, run_folder, sweep_stale
 
@@ -155,7 +155,7 @@ def test_a_full_disk_in_mid_write_leaves_the_last_version_and_nothing_else(
         if calls > 2:
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(buckets, "_write_all", full)
+    monkeypatch.setattr(bucket_files, "_write_all", full)
     with pytest.raises(RollRayError, match="no room"):
         write_buckets(root, 2, iter(model(2)))
     assert sorted(p.name for p in Path(root).iterdir()) == ["owner.lock", "v000001"]
