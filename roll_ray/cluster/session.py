@@ -20,6 +20,7 @@ from roll_ray.placement import device_slots
 from roll_ray.settings import RunSettings
 
 OBJECT_STORE_BYTES = 512 << 20
+DAEMONS_GONE_S = "20"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,9 @@ def session(settings: RunSettings, name: str) -> Iterator[Session]:
             "object_store_memory": OBJECT_STORE_BYTES,
             "resources": {} if settings.devices.kind == "gpu" else {"device": slots},
         }
+        # A signal to the whole process group (`timeout`, a batch system) ends Ray's daemons too; then this program
+        # and its workers shall not wait a whole minute for them.
+        os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", DAEMONS_GONE_S)
     else:
         options["address"] = address or "auto"
     os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"  # errors are raised where results are awaited

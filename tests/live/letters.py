@@ -37,7 +37,7 @@ class Settings(RunSettings):
     n_prompts: int = Field(4, description="Prompts to train on.")
     prompt_letters: int = Field(9, description="Length of each prompt.")
     reward: str = Field("share", description="share, slow, string or tired.")
-    harm: str = Field("", description="For example `SIGINT train 2`, `SIGTERM group rollout 3`.")
+    harm: str = Field("nothing", description="For example `SIGINT train 2`, `SIGTERM group rollout 3`.")
 
 
 def share_of_a(view):  # type: ignore[no-untyped-def]
@@ -121,7 +121,7 @@ def build(settings: Settings):  # type: ignore[no-untyped-def]
     from recipes.pipeline import Pipeline, Task
     from roll_ray.sample import Prompt
 
-    if settings.harm:
+    if settings.harm != "nothing":
         do_harm(settings.harm)
     text = "say aaa: ".rjust(settings.prompt_letters, "a")
     train = [Prompt(id=f"train-{i:02d}", text=text) for i in range(settings.n_prompts)]

@@ -1,0 +1,179 @@
+"""`ray job submit` on a running cluster with token authentication: two jobs at once, a third one stopped."""
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.live.programs import Program, saved_step, shared_memory_of, steps_written
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(280)]
+
+REPOSITORY = Path(__file__).parents[2]
+UPLOAD_MAX_MIB = 20.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Head:
+    """`ray start --head --block` in a session of its own, with a token."""
+
+    def __init__(self, folder: Path) -> None:
+        self.home = folder / "home"
+        self.token = secrets.token_hex(32)
+        (folder / "token").write_text(self.token)
+        self.dashboard, self.metrics = f"http://127.0.0.1:{free_port()}", free_port()
+        self.env = {
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(folder / "token"),
+            "ROLL_RAY_HOME": str(self.home),
+            "RAY_ADDRESS": self.dashboard,
+        }
+        words = ["ray", "start", "--head", "--block", "--num-cpus=2", f"--port={free_port()}"]
+        words += [f"--dashboard-port={self.dashboard.rpartition(':')[2]}", "--disable-usage-stats"]
+        words += [f"--metrics-export-port={self.metrics}", "--object-store-memory=200000000"]
+        words += [f"--dashboard-agent-listen-port={free_port()}"]
+        self.program = Program(folder, *words, **(self.env | {"RAY_ADDRESS": ""}))
+        self.program.until(self.is_up, 60)
+
+    def is_up(self) -> bool:
+        assert self.program.process.poll() is None, self.program.output
+        try:
+            return bool(self.get("/api/version"))
+        except OSError:
+            return False
+
+    def get(self, path: str) -> dict:
+        request = urllib.request.Request(self.dashboard + path)
+        request.add_header("Authorization", f"Bearer {self.token}")
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return dict(json.load(answer))
+
+    def job(self, name: str) -> dict:
+        return self.get(f"/api/jobs/{name}")
+
+    def until(self, name: str, status: str, timeout_s: float = 150.0) -> None:
+        began_s = time.monotonic()
+        while (job := self.job(name))["status"] != status:
+            over = job["status"] in ("SUCCEEDED", "FAILED", "STOPPED")
+            assert not over, f"{name} is {job['status']}: {job['message']}\n{self.logs(name)}"
+            assert time.monotonic() - began_s < timeout_s, self.logs(name)
+            time.sleep(0.3)
+
+    def logs(self, name: str) -> str:
+        return str(self.get(f"/api/jobs/{name}/logs")["logs"])
+
+    def ray(self, *words: str, cwd: Path = REPOSITORY) -> str:
+        done = subprocess.run(
+            ["ray", *words], cwd=cwd, env=os.environ | self.env, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def submit(self, model: Path, name: str, *words: str) -> str:
+        """Submit the letters recipe of this repository as the job `name`; what `ray job submit` says."""
+        command = ["python", "tests/live/letters.py", f"model={model}", f"run_name={name}", *words]
+        options = ["--no-wait", "--submission-id", name, "--working-dir", ".", "--"]
+        return self.ray("job", "submit", *options, *command)
+
+    def live_actors(self) -> list[dict]:
+        """Of all jobs, those that are not dead."""
+        found = self.get("/api/v0/actors?limit=1000&detail=1")["data"]["result"]["result"]
+        return [a for a in found if a["state"] != "DEAD" and not a["class_name"].startswith("Job")]
+
+    def numbers(self, metric: str) -> dict[str, float]:
+        """An application metric by run, as Prometheus would read it."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+        lines = re.findall(rf"^{metric}{{(.*)}} (\S+)$", text, re.M)
+        return {re.search(r'run="([^"]*)"', tags)[1]: float(value) for tags, value in lines}
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory):
+    started = Head(tmp_path_factory.mktemp("cluster"))
+    try:
+        yield started
+    finally:
+        os.killpg(started.program.process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            started.program.process.wait(30)
+        started.program.clear_up()
+
+
+@pytest.fixture(scope="module")
+def two_jobs(head, letter_model):
+    """Two jobs at once, each on one of the cluster's two devices; what was seen of them in the middle."""
+    small = ("devices.rollout=[0]", "devices.train=[0]", "max_steps=12", "reward=slow")
+    said = [head.submit(letter_model, name, *small) for name in ("job-a", "job-b")]
+    runs = [head.home / "runs" / name for name in ("job-a", "job-b")]
+    began_s = time.monotonic()
+    while not all(len(steps_written(run)) >= 2 for run in runs):
+        assert time.monotonic() - began_s < 120, head.logs("job-a") + head.logs("job-b")
+        time.sleep(0.3)
+    actors = head.live_actors()
+    metrics = {}
+    for name in ("job-a", "job-b"):
+        head.until(name, "SUCCEEDED")
+    while "job-b" not in metrics or "job-a" not in metrics:
+        assert time.monotonic() - began_s < 180, metrics
+        metrics |= head.numbers("ray_roll_ray_reward_mean")
+        time.sleep(0.5)
+    return said, runs, actors, metrics
+
+
+def test_the_upload_of_the_working_directory_is_small(two_jobs):
+    said, _, _, _ = two_jobs
+    size, unit = re.search(r"\(([\d.]+)(KiB|MiB)\)", said[0]).groups()
+    assert float(size) / (1024 if unit == "KiB" else 1) < UPLOAD_MAX_MIB
+
+
+def test_the_results_outlive_the_jobs_where_they_said_they_would_be(head, two_jobs):
+    _, runs, _, _ = two_jobs
+    for name, run in zip(("job-a", "job-b"), runs, strict=True):
+        assert f"results: {run}" in head.logs(name)
+        assert steps_written(run) == list(range(1, 13))
+        assert saved_step(run) == 12
+        assert (run / "report.html").is_file()
+
+
+def test_actors_have_readable_names_that_do_not_clash(two_jobs):
+    _, _, actors, _ = two_jobs
+    names = {"rollout-0", "actor-train-0", "reward-default-0", "runner-0", "store-0", "rollout-manager"}
+    for name in names:
+        assert len({a["job_id"] for a in actors if a["name"] == name}) == 2, name
+
+
+def test_metrics_of_both_runs_are_application_metrics(two_jobs):
+    _, _, _, metrics = two_jobs
+    assert set(metrics) >= {"job-a", "job-b"}
+
+
+def test_a_stopped_job_ends_cleanly_with_its_last_step_saved(head, two_jobs, letter_model):
+    head.submit(letter_model, "job-c", "max_steps=500", "reward=slow")
+    run = head.home / "runs" / "job-c"
+    head.program.until(lambda: len(steps_written(run)) >= 2, 100)
+    head.ray("job", "stop", "job-c")
+    head.until("job-c", "STOPPED", 30)
+    assert saved_step(run) == steps_written(run)[-1] >= 2
+    began_s = time.monotonic()
+    while head.live_actors() or head.program.titles("VLLM::") or shared_memory_of("job-c"):
+        assert time.monotonic() - began_s < 20
+        time.sleep(0.3)
+    groups = head.get("/api/v0/placement_groups?limit=100&detail=1")["data"]["result"]["result"]
+    assert {group["state"] for group in groups} == {"REMOVED"}
