@@ -117,7 +117,8 @@ class FSDP2Policy:
 
     @torch.no_grad()
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every weight, whole, on the CPU in the forward dtype. All ranks must enter and exhaust it."""
+        """Every weight, whole, on the CPU in the forward dtype; several may be views of one buffer. All ranks
+        must enter and exhaust it."""
         for some in in_groups(self.named_parameters(), GATHER_BYTES // self.dtype.itemsize):
             whole = gather([parameter for _, parameter in some], self.dtype)
             yield from zip((name for name, _ in some), whole, strict=True)
