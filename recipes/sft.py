@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from transformers.utils.logging import disable_progress_bar
 
 from envs import sort_letters
 from envs.task import Observation
@@ -55,6 +56,7 @@ def train(settings: SftSettings, model: str, folder: Path) -> dict[str, Any]:
     held-out greedy accuracy (None for data of one's own).
     """
     started_s = time.monotonic()
+    disable_progress_bar()  # of loading: what takes long here is shown below
     check_model_folder(model)
     tokenizer = load_tokenizer(model)
     stream = PromptStream(_examples(settings, tokenizer), settings.seed)

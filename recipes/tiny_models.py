@@ -97,12 +97,16 @@ def _write_letter_a_qwen2(folder: Path, seed: int) -> None:
 
 def _write_random_model(folder: Path, config: PreTrainedConfig, characters: str, seed: int) -> None:
     import torch
+    from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM
 
     with torch.random.fork_rng(devices=[]):  # the caller's random state is not ours to change
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    model.save_pretrained(folder)
+    tensors = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(folder)
     character_tokenizer(characters).save_pretrained(folder)
 
 
