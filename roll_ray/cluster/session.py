@@ -52,6 +52,7 @@ def session(settings: RunSettings, name: str) -> Iterator[Session]:
     if local:
         slots = device_slots(settings, len(os.sched_getaffinity(0)))
         options |= {
+            "address": "local",  # not a cluster that happens to run on this machine, or ran there and was killed
             "include_dashboard": False,
             "object_store_memory": OBJECT_STORE_BYTES,
             "resources": {} if settings.devices.kind == "gpu" else {"device": slots},
