@@ -42,7 +42,7 @@ def session(settings: RunSettings, name: str) -> Iterator[Session]:
     if ray.is_initialized():
         yield _described(settings, local=False)
         return
-    address = settings.devices.ray_address or os.environ.get("RAY_ADDRESS")
+    address = settings.devices.ray_address or os.environ.get("RAY_ADDRESS") or None
     local = address is None and not inside_ray_job()
     options: dict[str, object] = {
         "namespace": f"{name}/{uuid.uuid4().hex[:8]}",
@@ -66,7 +66,7 @@ def session(settings: RunSettings, name: str) -> Iterator[Session]:
     try:
         with _own_signal_handlers():
             ray.init(**options)
-    except (ConnectionError, RaySystemError, RuntimeError) as error:
+    except (ConnectionError, RaySystemError, RuntimeError, ValueError) as error:
         where = f"the Ray cluster at {address}" if address else "Ray"
         raise RollRayError(
             f"cannot connect to {where}",
