@@ -81,6 +81,7 @@ class Pipeline:
         self.name = settings.run_name or self.folder.name
         self.interrupt = asyncio.Event()
         self.staff: Staff | None = None
+        self.engines: EnginePool | None = None
 
     async def run(self) -> RunResult:
         """Start the workers, train, and leave nothing behind."""
@@ -100,7 +101,7 @@ class Pipeline:
                     return RunResult(step, self.settings.max_steps, True, {}, {})
                 tracker = await stack.enter_async_context(self._tracker(staff, checkpoint))
                 engines = await stack.enter_async_context(self._engines(staff, tracker))
-                self.staff = staff
+                self.staff, self.engines = staff, engines
                 controller = self._controller(staff, engines, tracker, checkpoints)
                 return await _while_trainers_live(staff, controller.run(checkpoint))
 
