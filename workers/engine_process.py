@@ -81,8 +81,18 @@ class EngineProcess:
             raise ActorUnavailable(self.spec.name, self._death or "it has not been started")
 
     async def ask(self, method: str, *args: Any) -> Any:
-        """Call a method of every worker process; their answers."""
-        return await self._answered(self._llm.collective_rpc(method, args=args))
+        """Call a method of every worker process; their answers. What one raises comes back as `RollRayError`."""
+        self.check_alive()
+        try:
+            return await self._answered(self._llm.collective_rpc(method, args=args))
+        except (RollRayError, ActorUnavailable):
+            raise
+        except Exception as error:  # the engine process answers with the text of its exception
+            raise RollRayError(
+                f"{self.spec.name}: the engine process failed in {method}",
+                why=_first_line(error),
+                next_step="its log has the whole trace",
+            ) from error
 
     async def _answered(self, answer: Awaitable[T]) -> T:
         asked = asyncio.ensure_future(answer)
@@ -174,18 +184,28 @@ class EngineProcess:
         """The version that the engine writes on its output batches from now on; only while paused."""
         await self._answered(self._core.set_weight_version_async(str(version)))
 
+    async def transfer_step(self, step: str, payload: dict[str, Any] | None) -> None:
+        """A call of vLLM's own weight transfer protocol: "init", "start", "update" or "finish"."""
+        from vllm.distributed.weight_transfer.base import (
+            WeightTransferInitRequest,
+            WeightTransferUpdateRequest,
+        )
+
+        self.check_alive()
+        if step == "init":
+            await self._answered(
+                self._llm.init_weight_transfer_engine(WeightTransferInitRequest(payload or {}))
+            )
+        elif step == "start":
+            await self._answered(self._llm.start_weight_update())
+        elif step == "update":
+            await self._answered(self._llm.update_weights(WeightTransferUpdateRequest(payload or {})))
+        else:
+            await self._answered(self._llm.finish_weight_update())
+
     async def load(self, manifest: WeightManifest) -> dict[str, float]:
         """Load a published version while paused; seconds by stage. Raises `WeightUpdateError` when it is refused."""
-        try:
-            answers = await self.ask("rr_update", manifest.to_plain())
-        except (ActorUnavailable, asyncio.CancelledError):
-            raise
-        except Exception as error:  # what the engine process raised comes back as text
-            raise WeightUpdateError(
-                f"{self.spec.name} failed to load weight version {manifest.version}",
-                why=_first_line(error),
-                next_step="the engine stays fenced until an update passes; publish the version again",
-            ) from error
+        answers = await self.ask("rr_update", manifest.to_plain())
         for answer in answers:
             if "refused" in answer:
                 what, why, next_step = answer["refused"]

@@ -8,21 +8,24 @@ their prefix. The prefix cache is salted by version: nothing is answered from an
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import time
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from roll_ray.actors import ActorUnavailable
 from roll_ray.errors import RollRayError
-from roll_ray.generation import EngineStats, GenerationDelta, GenerationRequest
+from roll_ray.generation import Canary, EngineStats, GenerationDelta, GenerationRequest
+from roll_ray.sample import SamplingDistribution
 from roll_ray.weights.folders import remove_run, run_folder, sweep_stale
 from roll_ray.weights.manifest import WeightManifest
 from roll_ray.weights.transaction import VersionGate, check_canary
 from workers.engine_process import EngineProcess
+from workers.engine_push import PushedWeights, PushStep
 from workers.engine_spec import CommitReport, EngineInfo, EngineSpec, check_model_folder
 from workers.engine_streams import Stream, StreamBook
 
@@ -53,6 +56,7 @@ class RolloutEngine:
         self._updating = asyncio.Lock()
         self._paused = False
         self._held: list[Stream] = []
+        self._push = PushedWeights()
 
     @property
     def version(self) -> int:
@@ -186,6 +190,9 @@ class RolloutEngine:
             raise RollRayError(
                 f"{self.spec.name} cannot score while it is paused", next_step="resume it first"
             )
+        asked = GenerationRequest("score", "", tuple(token_ids), SamplingDistribution(), 1)
+        if problem := self._problem(asked):
+            raise RollRayError(f"{self.spec.name} cannot score this sequence: {problem}")
         scaled = temperature not in (0.0, 1.0)
         logprobs = await self._process.prompt_logprobs(token_ids, f"v{self.version}", scaled)
         return _at_temperature(logprobs, temperature) if scaled else [float(x) for x in logprobs[:, 0]]
@@ -213,6 +220,24 @@ class RolloutEngine:
         do. Raises `WeightUpdateError` when the commit is refused: running requests then end with the tokens
         of before the pause, and the engine stays fenced until an update succeeds.
         """
+        return await self._commit(manifest, update_mode, lambda: self._process.load(manifest))
+
+    async def update_by_push(
+        self, version: int, canary: Canary | None = None, update_mode: PauseMode = "keep"
+    ) -> CommitReport:
+        """The same for weights that a trainer pushes through vLLM's own "ipc" or "nccl" engine (`workers.vllm_gpu`):
+        `push` takes them in once this has paused; nothing but the canary can check them."""
+        manifest = WeightManifest(version, "", (), (), canary)
+        return await self._commit(manifest, update_mode, self._push.arrive)
+
+    async def push(self, step: PushStep, payload: dict[str, Any] | None = None) -> None:
+        """A step of the trainer's transfer engine: "init" once, then "start", "update" ..., "finish" per version."""
+        work = functools.partial(self._process.transfer_step, step, payload)
+        await (work() if step == "init" else self._push.take(step, work))
+
+    async def _commit(
+        self, manifest: WeightManifest, mode: PauseMode, load: Callable[[], Awaitable[dict[str, float]]]
+    ) -> CommitReport:
         self._running()
         async with self._updating:
             if self._gate.has(manifest):
@@ -221,9 +246,9 @@ class RolloutEngine:
             stays_paused = self._paused and not self._gate.fenced
             self._gate.begin(manifest)
             try:
-                await self.pause(update_mode)
+                await self.pause(mode)
                 seconds = {"pause": time.perf_counter() - started_s}
-                seconds |= await self._process.load(manifest)
+                seconds |= await load()
                 loaded_s = time.perf_counter()
                 difference = await self._canary_difference(manifest)
                 seconds["canary"] = time.perf_counter() - loaded_s

@@ -73,6 +73,7 @@ class VersionGate:
             not self.fenced
             and self._committed is not None
             and self._committed.version == manifest.version
+            and bool(manifest.tensors)
             and self._committed.same_weights_as(manifest)
         )
 

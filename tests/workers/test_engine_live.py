@@ -235,6 +235,8 @@ def test_what_cannot_run_is_answered_with_an_error_and_harms_nobody(tied: Bench)
         assert answer.finish == "error"
         assert words in answer.error
     assert all(a.finish == "length" for a in good)
+    with pytest.raises(RollRayError, match="outside of the model's vocabulary"):
+        tied.run(pair.engine.score([1, 2, 64]))
 
 
 def test_a_refused_update_fences_until_the_version_before_is_restored(tied: Bench) -> None:
@@ -293,6 +295,30 @@ def test_buckets_from_another_node_are_kept_here_and_loaded(tied: Bench) -> None
         return await pair.difference()
 
     assert tied.run(scene()) <= TOLERANCE
+
+
+def test_pushed_weights_run_the_same_transaction(untied: Bench) -> None:
+    """The steps that vLLM's trainer engines make on GPU, made by hand with the transport of this machine."""
+    pair = untied.pair
+
+    async def scene() -> None:
+        for damaged in (True, False):
+            manifest = pair.publish()
+            canary = Canary((1, 2), (-50.0,), 1e-4) if damaged else manifest.canary
+            commit = asyncio.create_task(pair.engine.update_by_push(manifest.version, canary))
+            await pair.engine.push("start")
+            await pair.engine.push("update", {"manifest": manifest.to_plain()})
+            await pair.engine.push("finish")
+            if damaged:
+                with pytest.raises(WeightUpdateError, match="canary"):
+                    await commit
+            else:
+                assert (await commit).version == pair.engine.version == manifest.version
+        pair.change_every_parameter(seed=12)
+        await pair.update()
+        assert await pair.difference() <= TOLERANCE
+
+    untied.run(scene())
 
 
 def test_a_killed_engine_process_is_told_within_seconds_and_can_be_started_again(tied: Bench) -> None:
