@@ -99,7 +99,8 @@ def resumed(
 
 
 def shared_memory_of(run_name: str) -> list[str]:
-    return [p.name for p in Path("/dev/shm").glob("roll-ray-*") if run_name in p.name]
+    """Folders for weights of a run of this name; `-` is `_` in their names."""
+    return [p.name for p in Path("/dev/shm").glob(f"roll-ray-{run_name.replace('-', '_')}-*")]
 
 
 def steps_written(run_dir: Path) -> list[int]:

@@ -93,7 +93,7 @@ async def kill(actor: Any) -> int:
 
 def leftovers(run_name: str) -> list[str]:
     """Processes and shared memory that a run left behind: Ray workers, engine processes, weight folders."""
-    found = [str(p) for p in Path("/dev/shm").glob(f"roll-ray-{run_name}*")]
+    found = [str(p) for p in Path("/dev/shm").glob(f"roll-ray-{run_name.replace('-', '_')}-*")]
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:

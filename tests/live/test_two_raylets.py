@@ -20,9 +20,10 @@ def nodes(tmp_path_factory):
     own for weights, so that nothing passes by way of a shared /dev/shm."""
     folder = tmp_path_factory.mktemp("nodes")
 
-    def node(name: str, **resources: int) -> dict:
+    def node(name: str, ip: str | None = None, **resources: int) -> dict:
         (folder / name).mkdir()
         return {
+            "node_ip_address": ip,
             "num_cpus": 1,
             "resources": resources,
             "object_store_memory": 100 << 20,
@@ -38,7 +39,9 @@ def nodes(tmp_path_factory):
         head_node_args={**node("head"), "include_dashboard": False, "_system_config": quick},
     )
     try:
-        with_device = {name: cluster.add_node(**node(name, device=1)) for name in ("first", "second")}
+        # addresses of their own, else the driver connects to any of the three
+        first, second = node("first", "127.0.0.2", device=1), node("second", "127.0.0.3", device=1)
+        with_device = {"first": cluster.add_node(**first), "second": cluster.add_node(**second)}
         cluster.wait_for_nodes()
         ray.init(address=cluster.address, namespace="two-raylets", log_to_driver=False)
         yield cluster, with_device, folder
