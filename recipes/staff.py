@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from envs.task import RewardFunction
 from recipes.rules import Rules
 from roll_ray.actors import ActorUnavailable, Pool
-from roll_ray.cluster.actors import RayActor, host, kill, seat_on
+from roll_ray.cluster.actors import RayActor, beside_the_driver, host, kill
 from roll_ray.cluster.groups import Group, reserved
 from roll_ray.cluster.session import Session
-from roll_ray.errors import RollRayError
+from roll_ray.errors import RollRayError, WorkerDiedError
 from roll_ray.interruption import cancelled
 from roll_ray.placement import place
 from roll_ray.settings import RunSettings
@@ -64,9 +64,10 @@ class Staff:
 
     async def announce(self, version: int, ready: list[str]) -> None:
         """Tell the runners which engines hold the published weights; a runner that is away asks when it is back."""
-        for runner in self.runners:
-            with contextlib.suppress(ActorUnavailable):
-                await runner.call(EpisodeRunner.weights_version, version, ready)
+        tell = (runner.call(EpisodeRunner.weights_version, version, ready) for runner in self.runners)
+        for answer in await asyncio.gather(*tell, return_exceptions=True):
+            if answer is not None and not isinstance(answer, ActorUnavailable | WorkerDiedError):
+                raise answer
 
     async def trainer_died(self) -> NoReturn:
         """Raise the error of the first trainer rank that dies: without it no step can be finished."""
@@ -152,18 +153,26 @@ def _hire(
     rewards = _reward_workers(settings, task.rewards)
     stores: list[RayActor[SampleStore]] = []
     runners: list[RayActor[EpisodeRunner]] = []
-    for i, node in enumerate(sorted({group.node_of(seat) for seat in engine_seats})):
-        store = host(SampleStore, f"store-{i}", name=f"store-{i}", seat=seat_on(node), restarts=-1)
+    # On an engine's bundle: Ray keeps to it, unlike to a soft affinity, and it moves when its node is replaced.
+    bundle_of_node = {group.node_of(seat): group.strategy(seat) for seat in reversed(engine_seats)}
+    for i, (_, bundle) in enumerate(sorted(bundle_of_node.items())):
+        store = host(SampleStore, f"store-{i}", name=f"store-{i}", seat=bundle, restarts=-1)
         stores.append(store)
         for _ in range(settings.episode_runners):
             name = f"runner-{len(runners)}"
             spec = runner_spec_of(settings, task, name, context)
             runners.append(
-                host(EpisodeRunner, spec, engines, rewards, store, name=name, seat=seat_on(node), restarts=-1)
+                host(EpisodeRunner, spec, engines, rewards, store, name=name, seat=bundle, restarts=-1)
             )
     manager_spec = ManagerSpec(uuid.uuid4().hex[:12], folder / "events.jsonl", rules.scheduler)
     manager = host(
-        RolloutManager, manager_spec, runners, stores, name="rollout-manager", seat=seat_on(None), restarts=-1
+        RolloutManager,
+        manager_spec,
+        runners,
+        stores,
+        name="rollout-manager",
+        seat=beside_the_driver(),
+        restarts=-1,
     )
     return Staff(
         Pool("actor-train", trainers),
@@ -188,7 +197,7 @@ def _reward_workers(
                     RewardWorker,
                     {domain: partial(_same, function)},
                     name=name,
-                    seat=seat_on(None),
+                    seat=beside_the_driver(),
                     restarts=-1,
                 )
             )

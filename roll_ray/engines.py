@@ -45,6 +45,7 @@ class EnginePool:
     manifest: Any = None
     version: int = -1
     reports: dict[str, Any] = field(default_factory=dict)
+    _down: set[str] = field(default_factory=set)
     _ready: set[str] = field(default_factory=set)
     _catching_up: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
@@ -59,18 +60,22 @@ class EnginePool:
         self.manifest = next(m for m in manifests if m is not None)
         self.version = version
         await self.copies.published()
-        problems = await asyncio.gather(*(self._commit(engine) for engine in self.engines))
-        failed = {e.name: p for e, p in zip(self.engines, problems, strict=True) if p}
-        self._ready = {e.name for e in self.engines} - set(failed)
+        up = [engine for engine in self.engines if engine.name not in self._down]
+        problems = await asyncio.gather(*(self._commit(engine) for engine in up))
+        failed = {e.name: p for e, p in zip(up, problems, strict=True) if p}
+        self._ready = {e.name for e in up} - set(failed)
         await self.announce(version, sorted(self._ready))
-        for engine in self.engines:
+        for engine in up:
             if problem := failed.get(engine.name):
                 self.say(f"{engine.name} did not take weight version {version} and is fenced: {problem}")
-                self._bring_up(engine, fresh=False)
+                self._bring_up(engine)
         if len(self._ready) < math.ceil(len(self.engines) / 2):
             raise WeightUpdateError(
                 f"weight version {version} was committed by {len(self._ready)} of {len(self.engines)} engines",
-                why="; ".join(f"{name}: {problem}" for name, problem in failed.items()),
+                why="; ".join(
+                    [f"{name}: {problem}" for name, problem in failed.items()]
+                    + [f"{name} died and is not back" for name in sorted(self._down)]
+                ),
                 next_step="the run can be resumed from its last checkpoint once the cause is mended",
             )
 
@@ -93,21 +98,24 @@ class EnginePool:
         async for engine, pid in restarts(self.engines.actors):
             self._ready.discard(engine.name)
             self.copies.lost(engine.name)
+            if task := self._catching_up.get(engine.name):
+                await cancelled(task)
             if pid is None:
+                self._down.add(engine.name)
                 self.say(f"{engine.name} died; its requests go on elsewhere, or when it is back")
             else:
+                self._down.discard(engine.name)
                 self.say(f"{engine.name} is back as process {pid}")
-                self._bring_up(engine, fresh=True)
+                self._bring_up(engine)
 
-    def _bring_up(self, engine: Actor[EngineWorker], *, fresh: bool) -> None:
+    def _bring_up(self, engine: Actor[EngineWorker]) -> None:
         if engine.name not in self._catching_up:
-            self._catching_up[engine.name] = asyncio.create_task(self._catch_up(engine, fresh))
+            self._catching_up[engine.name] = asyncio.create_task(self._catch_up(engine))
 
-    async def _catch_up(self, engine: Actor[EngineWorker], fresh: bool) -> None:
-        """Start an engine if it is a new process, and update it until it has the published version."""
+    async def _catch_up(self, engine: Actor[EngineWorker]) -> None:
+        """Start an engine, unless it runs, and update it until it has the published version."""
         try:
-            if fresh:
-                await engine.call(EngineWorker.start)
+            await engine.call(EngineWorker.start)
             while engine.name not in self._ready:
                 version = self.version
                 problem = await self._commit(engine)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from roll_ray.actors import Pool
-from roll_ray.errors import RollRayError
+from roll_ray.actors import ActorUnavailable, Pool
+from roll_ray.errors import RollRayError, WorkerDiedError
 from roll_ray.sample import Prompt
 from roll_ray.settings import EvaluationSettings
-from roll_ray.worker_protocols import RunnerWorker
+from roll_ray.worker_protocols import EvaluationAnswer, RunnerWorker
+
+PATIENCE_S = 60.0
+RETRY_INTERVAL_S = 0.5
 
 
 @dataclass(slots=True)
@@ -26,12 +31,42 @@ class Evaluator:
         whose reward is invalid counts in `heldout_invalid_share`, never as 0."""
         if not self._due(step):
             return {}
-        n = len(self.runners)
-        shares = [(self.prompts[i::n],) for i in range(n)]
-        sampling = self.settings.sampling
-        calls = [(share, sampling.distribution(), sampling.max_new_tokens) for (share,) in shares]
-        answers = await self.runners.scatter(RunnerWorker.evaluate, calls)
-        return _summary([a for answered in answers for a in answered])
+        return _summary(await self._answers())
+
+    async def _answers(self) -> list[EvaluationAnswer]:
+        """An answer to each prompt. What a runner had that goes away is asked of the others, or of whoever is back."""
+        sampling, answers = self.settings.sampling, list[EvaluationAnswer]()
+        left, away = list(self.prompts), set[str]()
+        deadline_s = time.monotonic() + PATIENCE_S
+        while left:
+            up = [runner for runner in self.runners if runner.name not in away]
+            shares = [left[i :: len(up)] for i in range(len(up))]
+            results = await asyncio.gather(
+                *(
+                    runner.call(
+                        RunnerWorker.evaluate, share, sampling.distribution(), sampling.max_new_tokens
+                    )
+                    for runner, share in zip(up, shares, strict=True)
+                ),
+                return_exceptions=True,
+            )
+            left = []
+            for runner, share, result in zip(up, shares, results, strict=True):
+                if not isinstance(result, BaseException):
+                    answers += result
+                    deadline_s = time.monotonic() + PATIENCE_S
+                elif isinstance(result, ActorUnavailable | WorkerDiedError):
+                    away.add(runner.name)
+                    left += share
+                    reason = result
+                else:
+                    raise result
+            if left and len(away) == len(self.runners):
+                if time.monotonic() > deadline_s:
+                    raise reason
+                await asyncio.sleep(RETRY_INTERVAL_S)
+                away.clear()
+        return answers
 
     def _due(self, step: int) -> bool:
         every = self.settings.every_steps

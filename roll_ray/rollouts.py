@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from roll_ray.actors import Actor, ActorUnavailable
-from roll_ray.errors import RollRayError
+from roll_ray.errors import RollRayError, WorkerDiedError
 from roll_ray.parts import MiniBatch, Part, Share, share_out, split_by_visit
 from roll_ray.receipts import Cut, PromptsWanted, Receipt, Stopped
 from roll_ray.sample import Prompt
@@ -133,7 +133,7 @@ class LiveRollouts:
     async def _fetch(self, store: str, ids: list[tuple[SampleId, int]]) -> Any:
         try:
             return await self.stores[store].refer(StoreWorker.fetch, ids)
-        except (ActorUnavailable, LookupError) as error:
+        except (ActorUnavailable, WorkerDiedError, LookupError) as error:
             raise SharesLost([sample for sample, _ in ids], f"{store}: {error}") from error
 
     async def _peek(self, cut: Cut) -> list[tuple[Prompt, Any]]:
@@ -144,7 +144,7 @@ class LiveRollouts:
             ids = [(receipt.sample, receipt.attempt)]
             try:
                 batch = await self.stores[receipt.store].call(StoreWorker.fetch, ids)
-            except (ActorUnavailable, LookupError):
+            except (ActorUnavailable, WorkerDiedError, LookupError):
                 continue  # only for reading; the batch itself is already safe in the object store
             shown.append((self._prompts_of_step[receipt.sample.visit.prompt_id], batch.sample(0)))
         return shown

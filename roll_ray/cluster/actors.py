@@ -152,9 +152,9 @@ def kill(actor: Any) -> None:
     ray.kill(actor.handle, no_restart=True)
 
 
-def seat_on(node: str | None) -> NodeAffinitySchedulingStrategy:
-    """A seat on a node (None: the driver's own), for workers that ask for no device."""
-    return NodeAffinitySchedulingStrategy(node or ray.get_runtime_context().get_node_id(), soft=True)
+def beside_the_driver() -> NodeAffinitySchedulingStrategy:
+    """A seat on the driver's own node, whose loss ends the run anyway, for workers that ask for no device."""
+    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
 
 
 def pickled_by_value(module: ModuleType | None) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import uuid
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from roll_ray.sample import Prompt
 from roll_ray.settings_io import read_settings
 
 P, R = 4, 4
+MARK = f"roll-ray-test-{uuid.uuid4().hex}"
+os.environ["ROLL_RAY_TEST"] = MARK  # in every process that these tests start, and in no other
 
 
 def share_of_a(view: Any) -> float:
@@ -97,9 +100,10 @@ def leftovers(run_name: str) -> list[str]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
+                ours = MARK.encode() in (entry / "environ").read_bytes()
                 command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             except OSError:
                 continue
-            if "ray::" in command or "VLLM::" in command:
+            if ours and ("ray::" in command or "VLLM::" in command):
                 found.append(f"{entry.name}: {command[:80]}")
     return found

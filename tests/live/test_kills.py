@@ -31,6 +31,7 @@ def sabotaged(letter_model, tmp_path_factory):
     async def sabotage(pipeline):
         await step_reached(settings.run_dir, 1)
         staff = pipeline.staff
+        assert len(leftovers("run")) > 5, "the check for what is left behind must see the workers of a run"
         for victim in (staff.engines[0], staff.runners[0], staff.rewards[0], staff.stores[0], staff.manager):
             steps = metrics_of(settings.run_dir)[-1]["step"]
             await asyncio.sleep(0.05)  # into the rollout of the next step

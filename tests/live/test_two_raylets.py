@@ -84,7 +84,8 @@ def test_engines_trainers_stores_and_runners_are_on_both_nodes(seen):
     where = facts["nodes"]
     for role in ("rollout", "actor-train", "runner", "store"):
         assert where[f"{role}-0"] != where[f"{role}-1"], role
-        assert where["rollout-manager"] not in (where[f"{role}-0"], where[f"{role}-1"])
+    for name in ("rollout-manager", "reward-default-0"):
+        assert where[name] == ray.get_runtime_context().get_node_id(), name
 
 
 def test_the_other_nodes_engine_gets_each_version_through_the_object_store(seen):
@@ -116,6 +117,7 @@ def test_when_a_node_with_an_engine_and_no_trainer_is_lost_the_run_goes_on(nodes
     async def lose_a_node(pipeline):
         await step_reached(run_dir, LOST_AT)
         where = await nodes_of(pipeline)
+        print(where)
         (lost,) = [n for n in with_device.values() if n.node_id != where["actor-train-0"]]
         assert lost.node_id in (where["rollout-0"], where["rollout-1"])
         await asyncio.to_thread(cluster.remove_node, lost, allow_graceful=False)
