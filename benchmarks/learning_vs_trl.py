@@ -20,7 +20,7 @@ import numpy.typing as npt
 from benchmarks import trl_side
 from benchmarks.our_side import rows_of_run
 from envs import letter_a
-from recipes.pipeline import Task
+from recipes.task import Task
 from recipes.tiny_models import make_letter_a_qwen2
 
 LEARNING_RATES = ("1e-2", "1e-3")

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from recipes.pipeline import Pipeline, Task
+from recipes.pipeline import Pipeline
+from recipes.task import Task
 from roll_ray.settings import RunSettings
 from roll_ray.settings_io import read_settings
 

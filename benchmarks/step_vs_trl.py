@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks import trl_side
 from benchmarks.forced_lengths import limits_of
 from benchmarks.our_side import rows_of_run
-from recipes.pipeline import Task
+from recipes.task import Task
 from roll_ray.sample import Prompt
 
 WARM_UP = 3

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from envs.task import Observation
 from recipes.model_folder import check_model_folder
 from recipes.staff import context_of
+from recipes.task import Task
 from roll_ray.cluster.actors import check_picklable
 from roll_ray.errors import DataError, RollRayError
 from roll_ray.settings import RunSettings
 from workers.tokenizer import load_tokenizer
-
-if TYPE_CHECKING:
-    from recipes.pipeline import Task
 
 _PROMPTS_LOOKED_AT = 200
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from envs import sort_letters
 from recipes import sft_warmup
 from recipes.made_models import is_made
-from recipes.pipeline import Task
+from recipes.task import Task
 from roll_ray.errors import RollRayError
 from roll_ray.settings import RunSettings
 

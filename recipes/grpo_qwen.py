@@ -50,8 +50,9 @@ def build(settings: Settings) -> Program:
     """The pipeline that these settings describe."""
     from envs.maths import score
     from recipes.demo import demo_model, sort_letters_task
-    from recipes.pipeline import Pipeline, Task
+    from recipes.pipeline import Pipeline
     from recipes.prompts import prompts_of
+    from recipes.task import Task
 
     if settings.model == DEMO_MODEL:
         settings = settings.model_copy(update={"model": str(demo_model())})

@@ -47,8 +47,9 @@ class Settings(RunSettings):
 def build(settings: Settings) -> Program:
     """The pipeline that these settings describe."""
     from envs import addition
-    from recipes.pipeline import Pipeline, Task
+    from recipes.pipeline import Pipeline
     from recipes.smollm2 import smollm2
+    from recipes.task import Task
 
     if settings.model == PACKAGED_MODEL:
         settings = settings.model_copy(update={"model": str(smollm2())})

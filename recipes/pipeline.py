@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from envs.task import Environment, RewardFunction
 from recipes.checks import check_before_start
 from recipes.rules import Rules, default_rules
 from recipes.staff import Staff, staffed
+from recipes.task import Task
 from roll_ray.checkpoint import Checkpoint, CheckpointFolder
 from roll_ray.cluster.metrics_sink import RayMetricsSink
 from roll_ray.cluster.objects import RayObjectStore
@@ -45,24 +44,6 @@ from workers.tokenizer import load_tokenizer
 
 DEATH_IS_KNOWN_S = 15.0
 """From a fault that a dead trainer causes in another rank until the death itself is noticed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """What is trained on. `rewards` and `environments` are by domain; a domain without an environment is
-    single-turn. A reward function is any `f(view) -> float | Reward`."""
-
-    train: Sequence[Prompt]
-    heldout: Sequence[Prompt] = ()
-    rewards: Mapping[str, RewardFunction] = field(default_factory=dict)
-    environments: Mapping[str, Callable[[], Environment]] = field(default_factory=dict)
-
-    def problems(self) -> list[str]:
-        """Domains of prompts that nobody rewards."""
-        domains = {p.domain for p in (*self.train, *self.heldout)}
-        unknown = sorted(domains - set(self.rewards) - set(self.environments))
-        known = ", ".join(sorted(self.rewards)) or "none"
-        return [f"no reward function for domain {d!r}; known: {known}" for d in unknown]
 
 
 class Pipeline:

@@ -12,10 +12,11 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from envs.task import RewardFunction
 from recipes.rules import Rules
+from recipes.task import Task
 from roll_ray.actors import ActorUnavailable, Pool
 from roll_ray.cluster.actors import RayActor, beside_the_driver, host, kill
 from roll_ray.cluster.groups import Group, reserved
@@ -34,9 +35,6 @@ from workers.rollout_engine import RolloutEngine
 from workers.rollout_manager import ManagerSpec, RolloutManager
 from workers.sample_store import SampleStore
 from workers.trainer import PolicyTrainer, TrainerSpec
-
-if TYPE_CHECKING:
-    from recipes.pipeline import Task
 
 STARTING_S = 300.0
 GOODBYE_S = 15.0

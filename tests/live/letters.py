@@ -118,7 +118,8 @@ def do_harm(order: str) -> None:
 
 
 def build(settings: Settings):  # type: ignore[no-untyped-def]
-    from recipes.pipeline import Pipeline, Task
+    from recipes.pipeline import Pipeline
+    from recipes.task import Task
     from roll_ray.sample import Prompt
 
     if settings.harm != "nothing":

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from recipes.grpo_qwen import Settings
-from recipes.pipeline import Pipeline, Task
+from recipes.pipeline import Pipeline
+from recipes.task import Task
 from roll_ray.controller import RunResult
 from roll_ray.sample import Prompt
 from roll_ray.settings_io import read_settings

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from recipes.checks import check_before_start
-from recipes.pipeline import Pipeline, Task
+from recipes.pipeline import Pipeline
+from recipes.task import Task
 from roll_ray.errors import RollRayError, SettingsError
 from roll_ray.sample import Prompt
 from roll_ray.settings import RunSettings
