@@ -10,6 +10,8 @@ how the result is checked.
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import multiprocessing
 import os
 import threading
@@ -143,7 +145,14 @@ class RollRayWorker:
     """Methods that vLLM adds to its worker class; reached by `collective_rpc`."""
 
     def rr_attach(self) -> int:
-        """The id of the process that computes."""
+        """The id of the process that computes; once all have started, which is when this may be called.
+
+        The shared memory by which tensor-parallel workers talk on CPU is mapped by then and needs its name no
+        more. vLLM would leave it behind when a process is killed."""
+        if ident := os.environ.get("VLLM_DIST_IDENT"):
+            for name in glob.glob(f"/dev/shm/{glob.escape(ident)}-*"):
+                with contextlib.suppress(FileNotFoundError):  # the other worker was faster
+                    os.unlink(name)
         return os.getpid()
 
     def rr_update(self, manifest: dict[str, Any]) -> dict[str, Any]:
