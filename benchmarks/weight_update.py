@@ -71,7 +71,7 @@ def transport(nbytes: int, repeats: int) -> None:
         f" = {nbytes / MB / steady / memcpy:4.0%}"
         f"   (write + hash {nbytes / MB / statistics.median(writing[2:]):6.0f},"
         f" map + verify {nbytes / MB / statistics.median(reading[2:]):6.0f}; first version"
-        f" {nbytes / MB / whole[0]:6.0f} = {nbytes / MB / whole[0] / memcpy:4.0%})",
+        f" {nbytes / MB / whole[0]:6.0f}, memcpy to new pages {memcpy_to_new_pages_mb_s(nbytes, repeats):6.0f})",
         flush=True,
     )
     remove_run(folder)
