@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from roll_ray.recording import RecordedBatch
 
 CANARY_TOKENS = 32
-CANARY_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.15}
-"""In nats. Two forwards of one float32 model differ by some 1e-6, of a bfloat16 one by up to some 0.1."""
+CANARY_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.6}
+"""In nats. Two forwards of one float32 model differ by some 1e-6. In bfloat16 the random tokens of a canary have
+log-probabilities of -15, where rounding alone makes 0.25 (SmolLM2-135M); a stale embedding makes several nats."""
 
 
 @dataclass(frozen=True, slots=True)
