@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import IO, NoReturn
 
 from recipes.plan import Machine, make_plan
 from recipes.recipe_files import known_recipes, load_recipe, recipe_file
@@ -63,12 +65,38 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _selfcheck(options: argparse.Namespace) -> int:
-    from workers.selfcheck import run_selfcheck
+    print("checking engine and trainer on this machine: a minute or two", flush=True)
 
     def report(claim: str, passed: bool, detail: str) -> None:
         print(f"{'ok    ' if passed else 'FAILED'}  {claim}" + (f": {detail}" if detail else ""), flush=True)
 
-    return 0 if run_selfcheck(report) else 1
+    name = "roll-ray-selfcheck-"
+    with (
+        tempfile.NamedTemporaryFile("w+", prefix=name, suffix=".log", delete=False) as log,
+        _stderr_into(log),
+    ):
+        from workers.selfcheck import run_selfcheck
+
+        passed = run_selfcheck(report)
+    if passed:
+        Path(log.name).unlink()
+        return 0
+    print(f"what engines and trainers said meanwhile: {log.name}", file=sys.stderr)
+    return 1
+
+
+@contextlib.contextmanager
+def _stderr_into(file: IO[str]) -> Iterator[None]:
+    """The warnings of libraries, and of the processes that they start, go into a file for a while."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def _recipe_of(record: RunRecord) -> Path:

@@ -223,7 +223,7 @@ def test_selfcheck_prints_a_verdict_a_line(
     module.run_selfcheck = run_selfcheck  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "workers.selfcheck", module)
     assert main(["selfcheck"]) == 1
-    assert capsys.readouterr().out.splitlines() == [
+    assert capsys.readouterr().out.splitlines()[1:] == [
         "ok      engine and trainer agree: 3e-6 nats",
         "FAILED  pause loses nothing: 2 tokens",
     ]
