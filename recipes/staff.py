@@ -51,6 +51,7 @@ class Staff:
     rewards: Sequence[RayActor[RewardWorker]] = ()
     manager: RayActor[RolloutManager] | None = None
     say: Callable[[str], None] = field(default=print)
+    away: set[str] = field(default_factory=set)
 
     def everybody(self) -> list[RayActor[Any]]:
         others = [] if self.manager is None else [self.manager]
@@ -62,7 +63,8 @@ class Staff:
 
     async def announce(self, version: int, ready: list[str]) -> None:
         """Tell the runners which engines hold the published weights; a runner that is away asks when it is back."""
-        tell = (runner.call(EpisodeRunner.weights_version, version, ready) for runner in self.runners)
+        here = [runner for runner in self.runners if runner.name not in self.away]
+        tell = (runner.call(EpisodeRunner.weights_version, version, ready) for runner in here)
         for answer in await asyncio.gather(*tell, return_exceptions=True):
             if answer is not None and not isinstance(answer, ActorUnavailable | WorkerDiedError):
                 raise answer
@@ -79,8 +81,10 @@ class Staff:
         others = [a for a in self.everybody() if a not in [*self.engines, *self.trainers]]
         async for actor, pid in restarts(others):
             if pid is None:
+                self.away.add(actor.name)
                 self.say(f"{actor.name} died; it is started again and its work is redone")
             else:
+                self.away.discard(actor.name)
                 self.say(f"{actor.name} is back as process {pid}")
 
 

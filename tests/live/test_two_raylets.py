@@ -10,7 +10,7 @@ from tests.live.runs import letter_task, metrics_of, run_pipeline, settings_for,
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(280)]
 
-STEPS = 14
+STEPS = 9
 LOST_AT = 3
 
 
@@ -117,7 +117,6 @@ def test_when_a_node_with_an_engine_and_no_trainer_is_lost_the_run_goes_on(nodes
     async def lose_a_node(pipeline):
         await step_reached(run_dir, LOST_AT)
         where = await nodes_of(pipeline)
-        print(where)
         (lost,) = [n for n in with_device.values() if n.node_id != where["actor-train-0"]]
         assert lost.node_id in (where["rollout-0"], where["rollout-1"])
         await asyncio.to_thread(cluster.remove_node, lost, allow_graceful=False)
