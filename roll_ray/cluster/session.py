@@ -6,13 +6,14 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import threading
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import ray
-from ray.exceptions import RaySystemError
+from ray.exceptions import AuthenticationError, RaySystemError
 
 from roll_ray.errors import RollRayError
 from roll_ray.home import inside_ray_job
@@ -21,6 +22,7 @@ from roll_ray.settings import RunSettings
 
 OBJECT_STORE_BYTES = 512 << 20
 DAEMONS_GONE_S = "20"
+KNOCK_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +66,11 @@ def session(settings: RunSettings, name: str) -> Iterator[Session]:
         options["address"] = address or "auto"
     os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"  # errors are raised where results are awaited
     try:
+        if address:
+            _knock(address)
         with _own_signal_handlers():
             ray.init(**options)
-    except (ConnectionError, RaySystemError, RuntimeError, ValueError) as error:
+    except (OSError, RaySystemError, AuthenticationError, RuntimeError, ValueError) as error:
         where = f"the Ray cluster at {address}" if address else "Ray"
         raise RollRayError(
             f"cannot connect to {where}",
@@ -81,6 +85,13 @@ def session(settings: RunSettings, name: str) -> Iterator[Session]:
         yield _described(settings, local)
     finally:
         ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Raise OSError at once where nobody listens: ray.init would try for minutes. Other forms of address pass."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit() and "/" not in address:
+        socket.create_connection((host, int(port)), KNOCK_S).close()
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """Which Ray a run connects to, and what connecting leaves alone. Nothing is started."""
 
 import signal
+import socket
 
 import pytest
 import ray
@@ -40,12 +41,34 @@ def test_a_run_without_an_address_starts_its_own_ray_whatever_runs_on_the_machin
 
 
 def test_a_named_cluster_is_asked_for_nothing_but_a_connection(asked, monkeypatch):
-    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    error = connect(RunSettings(model="m"))
-    assert "the Ray cluster at 10.0.0.1:6379" in error.what
+    with socket.socket() as cluster:
+        cluster.bind(("127.0.0.1", 0))
+        cluster.listen()
+        address = f"127.0.0.1:{cluster.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        error = connect(RunSettings(model="m"))
+    assert f"the Ray cluster at {address}" in error.what
     assert "there is no such cluster" in error.why
-    assert asked["address"] == "10.0.0.1:6379"
+    assert asked["address"] == address
     assert "resources" not in asked
+
+
+def test_an_address_where_nobody_listens_is_told_at_once(asked, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    error = connect(RunSettings(model="m"))
+    assert "the Ray cluster at 127.0.0.1:1" in error.what
+    assert "refused" in error.why
+    assert not asked, "Ray was not bothered"
+
+
+def test_a_wrong_token_is_told(asked, monkeypatch):
+    def refuse(**given):
+        raise ray.exceptions.AuthenticationError("Invalid authentication token")
+
+    monkeypatch.setattr(ray, "init", refuse)
+    error = connect(RunSettings(model="m"))
+    assert "Invalid authentication token" in error.why
+    assert "RAY_AUTH_MODE" in error.next_step
 
 
 def test_a_job_connects_to_its_cluster(asked, monkeypatch):
