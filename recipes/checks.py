@@ -6,10 +6,13 @@ import os
 
 from envs.task import Observation
 from recipes.model_folder import check_model_folder
+from recipes.plan import Machine
 from recipes.staff import context_of
 from recipes.task import Task
 from roll_ray.cluster.actors import check_picklable
-from roll_ray.errors import DataError, RollRayError
+from roll_ray.errors import DataError, RollRayError, SettingsError
+from roll_ray.home import inside_ray_job
+from roll_ray.placement import device_slots, missing_devices
 from roll_ray.settings import RunSettings
 from workers.tokenizer import load_tokenizer
 
@@ -19,6 +22,7 @@ _PROMPTS_LOOKED_AT = 200
 def check_before_start(settings: RunSettings, task: Task) -> None:
     """Raise RollRayError for a model folder that lacks a part, for functions that cannot travel to a worker, for
     prompts that leave no room for an answer, and for engines that ask for more memory than this machine has."""
+    _check_devices(settings)
     check_model_folder(settings.model)
     if settings.replay is not None:
         return
@@ -28,6 +32,16 @@ def check_before_start(settings: RunSettings, task: Task) -> None:
         check_picklable(f"the environment of domain {domain!r}", factory)
     _check_memory(settings)
     _check_prompts(settings, task)
+
+
+def _check_devices(settings: RunSettings) -> None:
+    """The devices named against this machine's, where the run would start a Ray of its own on CPUs."""
+    machine = Machine.this()
+    devices = settings.devices
+    if devices.kind == "gpu" or machine.gpus or machine.cluster or devices.ray_address or inside_ray_job():
+        return
+    if missing := missing_devices(settings, device_slots(settings, machine.cores)):
+        raise SettingsError("\n".join(missing))
 
 
 def _check_prompts(settings: RunSettings, task: Task) -> None:

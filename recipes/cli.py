@@ -36,7 +36,11 @@ def _plan(options: argparse.Namespace) -> int:
         print(f"note: {note}")
     for problem in plan.problems:
         print(f"wrong: {problem}")
-    print("nothing is wrong" if not plan.problems else f"{len(plan.problems)} to mend before it can run")
+    print(
+        "nothing is wrong with the settings; model and data are looked at when a run starts"
+        if not plan.problems
+        else f"{len(plan.problems)} to mend before it can run"
+    )
     return 1 if plan.problems else 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from envs.task import Observation
+from recipes.model_folder import check_model_folder
 from roll_ray.data import load_prompts
 from roll_ray.sample import Prompt
 from roll_ray.settings import RunSettings
@@ -20,6 +21,7 @@ def prompts_of(settings: RunSettings) -> tuple[list[Prompt], list[Prompt]]:
     Without `evaluation.data` up to a tenth of the data is held out, chosen by the prompts' ids.
     """
     assert settings.data is not None
+    check_model_folder(settings.model)
     train = _load(settings.data, settings)
     if not settings.evaluation.every_steps:
         return train, []

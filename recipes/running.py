@@ -123,6 +123,8 @@ def _end(place: RunPlace, result: RunResult) -> int:
     first, last = (e.get("heldout_accuracy") for e in (result.first_evaluation, result.last_evaluation))
     if first is not None and last is not None:
         print(f"held-out accuracy: {first:.3f} -> {last:.3f} ({last - first:+.3f})")
+    elif last is not None:
+        print(f"held-out accuracy: {last:.3f}")
     print(f"step {result.step} of {result.max_steps} is finished; results: {place.folder}")
     try:
         print(f"report: {write_report(place.folder)}")
