@@ -44,7 +44,8 @@ class Head:
             "ROLL_RAY_HOME": str(self.home),
             "RAY_ADDRESS": self.dashboard,
         }
-        words = ["ray", "start", "--head", "--block", "--num-cpus=2", f"--port={free_port()}"]
+        self.port = free_port()
+        words = ["ray", "start", "--head", "--block", "--num-cpus=2", f"--port={self.port}"]
         words += [f"--dashboard-port={self.dashboard.rpartition(':')[2]}", "--disable-usage-stats"]
         words += [f"--metrics-export-port={self.metrics}", "--object-store-memory=200000000"]
         words += [f"--dashboard-agent-listen-port={free_port()}"]
@@ -78,12 +79,23 @@ class Head:
     def logs(self, name: str) -> str:
         return str(self.get(f"/api/jobs/{name}/logs")["logs"])
 
-    def ray(self, *words: str, cwd: Path = REPOSITORY) -> str:
-        done = subprocess.run(
-            ["ray", *words], cwd=cwd, env=os.environ | self.env, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout + done.stderr
+    def ray(self, *words: str) -> None:
+        """A command of Ray; again while the node's agent is not up yet, which comes after the dashboard."""
+        began_s = time.monotonic()
+        while True:
+            done = subprocess.run(
+                ["ray", *words],
+                cwd=REPOSITORY,
+                env=os.environ | self.env,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            said = done.stdout + done.stderr
+            if "No available agent" not in said or time.monotonic() - began_s > 60:
+                assert done.returncode == 0, said
+                return
+            time.sleep(1)
 
     def submit(self, model: Path, name: str, *words: str) -> None:
         """Submit the letters recipe of this repository as the job `name`."""
@@ -114,6 +126,9 @@ def head(tmp_path_factory):
         with contextlib.suppress(subprocess.TimeoutExpired):
             started.program.process.wait(5)  # by itself it takes up to two minutes
         started.program.clear_up()
+        note = Path("/tmp/ray/ray_current_cluster")  # which the head, killed, could not take away
+        if note.exists() and note.read_text().endswith(f":{started.port}"):
+            note.unlink()
 
 
 @pytest.fixture(scope="module")
