@@ -120,7 +120,7 @@ def _deviceless(settings: RunSettings) -> list[str]:
         "driver",
         "rollout manager",
         f"{runners} episode runner{'s' * (runners > 1)}",
-        f"{rewards} reward worker{'s' * (rewards > 1)}",
+        f"{rewards} reward worker{'s' * (rewards > 1)} for each domain",
         "a sample store on each node",
     ]
     inside = ["the reference model lives inside the trainer"] if settings.kl_coefficient > 0 else []

@@ -179,8 +179,10 @@ class RunSettings(StrictModel):
     )
     engine: EngineSettings = Field(default_factory=EngineSettings, description="Rollout engines.")
     devices: DeviceSettings = Field(default_factory=DeviceSettings, description="Device mapping.")
-    reward_workers: int = Field(1, gt=0, description="Reward worker processes.")
-    episode_runners: int = Field(1, gt=0, description="Episode runner processes.")
+    reward_workers: int = Field(1, gt=0, description="Reward worker processes of each domain.")
+    episode_runners: int = Field(
+        1, gt=0, description="Episode runner processes on each node that has engines."
+    )
     episode_timeout_s: float = Field(
         600.0, gt=0, description="An attempt that takes longer fails and is launched again."
     )
@@ -231,6 +233,12 @@ class RunSettings(StrictModel):
         if self.sampling.temperature == 0:
             found.append(
                 "sampling.temperature=0 gives equal responses and no signal: set it above 0, for example 1"
+            )
+        held_out = self.evaluation.sampling
+        if held_out.stop_token_ids or held_out.ignore_eos:
+            found.append(
+                "evaluation.sampling.stop_token_ids and evaluation.sampling.ignore_eos cannot differ from training: "
+                "set sampling.stop_token_ids and sampling.ignore_eos, which hold for both"
             )
         if self.record is not None and self.replay is not None:
             found.append("record and replay are both set: a replayed run has nothing new to record; drop one")

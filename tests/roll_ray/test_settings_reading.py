@@ -84,6 +84,13 @@ def test_contradictions_name_both_settings() -> None:
     assert "optimizer_steps_per_batch=2" in said
 
 
+@pytest.mark.parametrize(
+    "word", ["evaluation.sampling.stop_token_ids=[5]", "evaluation.sampling.ignore_eos=true"]
+)
+def test_what_evaluation_cannot_have_of_its_own_is_refused_and_not_ignored(word: str) -> None:
+    assert "hold for both" in message(word)
+
+
 def test_contradictions_do_not_keep_plan_from_showing_the_settings() -> None:
     settings = load_settings(Settings, ["prompts_per_step=7", "optimizer_steps_per_batch=2"])
     assert len(settings.problems()) == 1
