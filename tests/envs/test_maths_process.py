@@ -157,7 +157,7 @@ def test_a_ray_worker_gets_the_same_verdicts() -> None:
 
         return [MathsVerifier().verdict(response, reference).value for response, reference, _ in CASES]
 
-    ray.init(num_cpus=1, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False)
+    ray.init("local", num_cpus=1, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False)
     try:
         assert ray.get(judge.remote(), timeout=120) == [case[2] for case in CASES]
     finally:
