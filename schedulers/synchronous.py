@@ -1,10 +1,11 @@
 """Synchronous rollout: launch P prompts x R responses, wait for all of them, cut the batch.
 
-Invariant. Between a step's offer and its `BatchTrained`, each offered visit is in exactly one of three
-states: open, trained, or invalid; it leaves the first once and for good. A batch that is cut holds P
+Invariant. Between a step's offer and its `BatchTrained`, each offered visit is in exactly one of four
+states: open, trained, filtered, or invalid; it leaves the first once and for good. A batch that is cut holds P
 visits with R samples each, each sample once, each validly scored under its highest attempt. Attempts of a
 sample only rise, and only the highest one is listened to, so a result of any other is counted and ignored.
-A sample is launched only while its visit is open.
+A sample is launched only while its visit is open. With a `VisitFilter` no visit of a batch is one that it
+refuses.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from schedulers.protocol import (
     Stop,
     Visit,
 )
+from schedulers.visit_filter import VisitFilter
 
 Phase = Literal["idle", "rollout", "cut", "stopped"]
 _REASONS_NAMED = 3
@@ -43,6 +45,7 @@ _COUNTERS = (
     "lost_after_scoring",
     "visits_offered",
     "visits_trained",
+    "visits_filtered",
     "visits_invalid",
     "wasted_tokens",
     "batches_cut",
@@ -58,27 +61,38 @@ class _Response:
     failures: int = 0
     scored: bool = False
     n_tokens: int = 0
+    reward: float = 0.0
 
 
 @dataclass(slots=True)
 class _Step:
-    """What the open step knows. `in_cut` are the visits of the last batch cut, trained when it is."""
+    """What the open step knows. `in_cut` are the visits of the last batch cut, trained when it is; `reasons`
+    are the last ones for which visits ended invalid, `filtered_because` the last of the filter."""
 
     number: int
     visits: dict[Visit, list[_Response]] = field(default_factory=dict)
     wanted: int = 0
     invalid: int = 0
+    filtered: int = 0
     reasons: list[str] = field(default_factory=list)
+    filtered_because: str = ""
     in_cut: set[Visit] = field(default_factory=set)
 
 
 class Synchronous:
-    """The baseline rollout scheduler, and what the others reduce to."""
+    """The baseline rollout scheduler, and what the others reduce to. `keep` is dynamic sampling's rule."""
 
-    def __init__(self, prompts_per_step: int, samples_per_prompt: int, max_attempts: int = 3) -> None:
+    def __init__(
+        self,
+        prompts_per_step: int,
+        samples_per_prompt: int,
+        max_attempts: int = 3,
+        keep: VisitFilter | None = None,
+    ) -> None:
         self.prompts_per_step = prompts_per_step
         self.samples_per_prompt = samples_per_prompt
         self.max_attempts = max_attempts
+        self.keep = keep
         self._phase: Phase = "idle"
         self._step = _Step(-1)
         self._n_unscored = 0
@@ -172,9 +186,28 @@ class Synchronous:
         response = self._open(event.sample, event.attempt)
         if response is None:
             return
-        response.scored = True
+        response.scored, response.reward = True, event.reward
         self._n_unscored -= 1
+        self._filter_if_complete(event.sample.visit, actions)
         self._cut_if_complete(actions)
+
+    def _filter_if_complete(self, visit: Visit, actions: list[Action]) -> None:
+        responses = self._step.visits[visit]
+        if self.keep is None or not all(r.scored for r in responses):
+            return
+        refused = self.keep.refuses([r.reward for r in responses])
+        if not refused:
+            return
+        step = self._step
+        step.filtered += 1
+        step.filtered_because = f"{visit.prompt_id} (visit {visit.number}) is filtered: {refused}"
+        self._close(visit, actions)
+        self._counters["visits_filtered"] += 1
+        if step.filtered > self.keep.max_batches * self.prompts_per_step:
+            self._stop(actions)
+            return
+        step.wanted += 1
+        actions.append(RequestPrompts(step.number, 1, step.filtered_because))
 
     def _failed(self, sample: SampleId, attempt: int, reason: str, actions: list[Action]) -> None:
         """A failed attempt, or the loss of a scored one's tokens: launched again, or the visit ends."""
@@ -226,6 +259,12 @@ class Synchronous:
 
     def _stop_reason(self) -> str:
         step = self._step
+        if self.keep is not None and step.filtered > self.keep.max_batches * self.prompts_per_step:
+            return (
+                f"step {step.number}: dynamic sampling filtered {step.filtered} visits, more than "
+                f"{self.keep.max_batches} times the {self.prompts_per_step} prompts of a step: the data has "
+                f"nothing to teach this model. The last one: {step.filtered_because}"
+            )
         return (
             f"step {step.number}: {step.invalid} visits ended invalid, more than the {self.prompts_per_step} "
             f"prompts of a step. The last reasons: {'; '.join(step.reasons)}"
@@ -297,9 +336,11 @@ class Synchronous:
             "wanted": step.wanted,
             "invalid": step.invalid,
             "reasons": list(step.reasons),
+            "filtered": step.filtered,
+            "filtered_because": step.filtered_because,
             "in_cut": [list(v) for v in sorted(step.in_cut)],
             "visits": [
-                [*visit, [[r.attempt, r.failures, r.scored, r.n_tokens] for r in responses]]
+                [*visit, [[r.attempt, r.failures, r.scored, r.n_tokens, r.reward] for r in responses]]
                 for visit, responses in step.visits.items()
             ],
             "counters": dict(self._counters),
@@ -310,7 +351,14 @@ class Synchronous:
         visits = {Visit(p, n): [_Response(*r) for r in responses] for p, n, responses in state["visits"]}
         in_cut = {Visit(*v) for v in state["in_cut"]}
         self._step = _Step(
-            state["step"], visits, state["wanted"], state["invalid"], list(state["reasons"]), in_cut
+            number=state["step"],
+            visits=visits,
+            wanted=state["wanted"],
+            invalid=state["invalid"],
+            filtered=state["filtered"],
+            reasons=list(state["reasons"]),
+            filtered_because=state["filtered_because"],
+            in_cut=in_cut,
         )
         self._phase = state["phase"]
         self._n_unscored = sum(not r.scored for responses in visits.values() for r in responses)
@@ -330,7 +378,8 @@ class Synchronous:
                 self._counters["relaunches_after_restore"] += len(indices)
                 self._launch_next(visit, tuple(indices), actions)
         if self._step.wanted:
-            actions.append(RequestPrompts(self._step.number, self._step.wanted, self._step.reasons[-1]))
+            reason = self._step.reasons[-1] if self._step.reasons else self._step.filtered_because
+            actions.append(RequestPrompts(self._step.number, self._step.wanted, reason))
         if self._phase == "cut":
             actions.append(self._cut())
         if self._phase == "stopped":

@@ -31,6 +31,7 @@ from schedulers.protocol import (
     Visit,
 )
 from schedulers.synchronous import Synchronous
+from schedulers.visit_filter import VisitFilter
 
 
 def offer(step: int, prompts: list[str], starts_step: bool = True, number: int = 0) -> PromptsOffered:
@@ -41,15 +42,16 @@ def offer(step: int, prompts: list[str], starts_step: bool = True, number: int =
 class World:
     """Carries the actions out at random and checks, after each one, what Synchronous promises."""
 
-    def __init__(self, seed: int, p: int, r: int, fault: float) -> None:
-        self.random, self.p, self.r, self.fault = Random(seed), p, r, fault
-        self.scheduler = Synchronous(p, r)
+    def __init__(self, seed: int, p: int, r: int, fault: float, keep: VisitFilter | None = None) -> None:
+        self.random, self.p, self.r, self.fault, self.keep = Random(seed), p, r, fault, keep
+        self.scheduler = Synchronous(p, r, keep=keep)
         self.log: list[Any] = []  # events and state-changing calls, as JSON text
         self.actions_seen: list[Action] = []
         self.running: list[tuple[SampleId, int]] = []
         self.closed_results: list[Event] = []  # results to deliver again, late
         self.attempts: dict[SampleId, int] = {}
         self.good: dict[SampleId, int] = {}  # validly scored: attempt
+        self.rewards: dict[SampleId, float] = {}
         self.ended: Counter[Visit] = Counter()
         self.open: set[Visit] = set()
         self.wanted = 0
@@ -70,7 +72,7 @@ class World:
         self.log.append(json.dumps(["restore", state]))
         self.closed_results += [Scored(0.0, s, a, 1.0) for s, a in self.running]
         self.running, self.wanted, self.cut = [], 0, None
-        self.scheduler = Synchronous(self.p, self.r)
+        self.scheduler = Synchronous(self.p, self.r, keep=self.keep)
         self.take(self.scheduler.restore(state))
 
     def begin(self, step: int) -> None:
@@ -101,8 +103,9 @@ class World:
             ]
             event = self.random.choice(bad)
         else:
-            event = Scored(0.0, sample, attempt, self.random.random())
-            self.good[sample] = attempt
+            reward = float(self.random.random() < 0.5) if self.keep else self.random.random()
+            event = Scored(0.0, sample, attempt, reward)
+            self.good[sample], self.rewards[sample] = attempt, reward
         self.closed_results.append(event)
         self.tell(Generated(0.0, sample, attempt, n, "stop"), event)
 
@@ -152,6 +155,9 @@ class World:
                     assert list(samples) == sorted(samples)
                     assert all(self.good.get(s) == self.attempts[s] for s in samples)
                     assert not set(samples) & self.trained, "trained twice"
+                    for visit in {s.visit for s in samples} if self.keep else ():
+                        rewards = {self.rewards[s] for s in samples if s.visit == visit}
+                        assert len(rewards) > 1, "a visit that the filter refuses"
                     self.cut = action
                 case Stop(reason):
                     assert reason
@@ -182,7 +188,8 @@ class World:
 
 def play(seed: int, steps: int = 3) -> World:
     random = Random(seed)
-    world = World(seed, random.randint(1, 4), random.randint(1, 4), random.choice([0.0, 0.1, 0.3, 0.6]))
+    p, r, fault = random.randint(1, 4), random.randint(1, 4), random.choice([0.0, 0.1, 0.3, 0.6])
+    world = World(seed, p, r, fault, random.choice([None, VisitFilter(max_batches=3)]) if r > 1 else None)
     for step in range(steps):
         world.begin(step)
         while world.cut is None or world.random.random() < 0.3:
@@ -213,7 +220,8 @@ def test_batches_are_exact_and_every_visit_ends_once_under_any_order(seed: int) 
     assert all(n == 1 for n in world.ended.values())
     counters = world.scheduler.metrics()
     open_now = len(world.scheduler.state()["visits"])
-    assert counters["visits_offered"] == counters["visits_trained"] + counters["visits_invalid"] + open_now
+    ended = sum(counters[f"visits_{how}"] for how in ("trained", "filtered", "invalid"))
+    assert counters["visits_offered"] == ended + open_now
     if not world.stopped:
         assert len(world.trained) == counters["batches_trained"] * world.p * world.r
         assert counters["batches_trained"] == 3
@@ -223,7 +231,7 @@ def test_batches_are_exact_and_every_visit_ends_once_under_any_order(seed: int) 
 @settings(max_examples=300, deadline=None)
 def test_replaying_the_log_gives_the_same_actions_and_state(seed: int) -> None:
     world = play(seed)
-    scheduler, actions = Synchronous(world.p, world.r), []
+    scheduler, actions = Synchronous(world.p, world.r, keep=world.keep), []
     for line in world.log:
         kind, data = json.loads(line)
         if kind == "event":
@@ -315,3 +323,56 @@ def test_equal_events_give_equal_actions_however_they_are_batched() -> None:
     whole, single = Synchronous(2, 2), Synchronous(2, 2)
     assert whole.handle(events) == [a for e in events for a in single.handle([e])]
     assert whole.state() == single.state()
+
+
+def rewarded(name: str, *rewards: float) -> list[Event]:
+    return [Scored(0.0, SampleId(Visit(name, 0), i), 0, reward) for i, reward in enumerate(rewards)]
+
+
+def test_dynamic_sampling_replaces_a_prompt_whose_rewards_are_equal() -> None:
+    scheduler = Synchronous(1, 2, keep=VisitFilter())
+    scheduler.handle([offer(0, ["a"])])
+    abort, request = scheduler.handle(rewarded("a", 1.0, 1.0))
+    assert abort == Abort((SampleId(Visit("a", 0), 0), SampleId(Visit("a", 0), 1)))
+    assert request == RequestPrompts(0, 1, "a (visit 0) is filtered: all 2 rewards are 1")
+    scheduler.handle([offer(0, ["b"], starts_step=False)])
+    (cut,) = scheduler.handle(rewarded("b", 0.0, 1.0))
+    assert isinstance(cut, CutBatch)
+    assert {s.visit.prompt_id for s in cut.samples} == {"b"}
+
+
+def test_a_restored_scheduler_asks_again_for_what_the_filter_wanted() -> None:
+    scheduler = Synchronous(1, 2, keep=VisitFilter())
+    scheduler.handle([offer(0, ["a"]), *rewarded("a", 0.0, 0.0)])
+    again = Synchronous(1, 2, keep=VisitFilter())
+    assert again.restore(scheduler.state()) == [
+        RequestPrompts(0, 1, "a (visit 0) is filtered: all 2 rewards are 0")
+    ]
+
+
+def test_a_step_that_filters_without_end_is_given_up_with_its_reason() -> None:
+    scheduler = Synchronous(1, 2, keep=VisitFilter(max_batches=2))
+    scheduler.handle([offer(0, ["a"])])
+    actions: list[Action] = []
+    for name, following in (("a", "b"), ("b", "c"), ("c", "")):
+        actions = scheduler.handle(rewarded(name, 1.0, 1.0))
+        if following:
+            scheduler.handle([offer(0, [following], starts_step=False)])
+    stop = actions[-1]
+    assert isinstance(stop, Stop)
+    assert "filtered 3 visits, more than 2 times the 1 prompts" in stop.reason
+    assert "c (visit 0) is filtered: all 2 rewards are 1" in stop.reason
+
+
+@pytest.mark.parametrize(
+    ("rewards", "refused"),
+    [
+        ([0.0, 0.0], "all 2 rewards are 0"),
+        ([0.0, 1.0], ""),
+        ([0.0, 0.2], "the mean reward 0.1 is not above 0.1"),
+        ([0.9, 1.0], "the mean reward 0.95 is not below 0.95"),
+        ([0.0, 0.21], ""),
+    ],
+)
+def test_the_difficulty_band_is_open_at_both_ends(rewards: list[float], refused: str) -> None:
+    assert VisitFilter(mean_above=0.1, mean_below=0.95).refuses(rewards) == refused
