@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import inspect
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-import annotated_types
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
 from roll_ray.settings import RunSettings
 from roll_ray.settings_io import default_values, group_of
+from roll_ray.settings_types import legal_values
+from roll_ray.settings_values import shown
 
 _HEAD = """# Settings
 
@@ -32,8 +29,6 @@ python recipes/grpo_qwen.py @mine.yaml learning_rate=1e-6 sampling.temperature=0
 - An unknown name is an error that says which one you may have meant. All that is wrong is said at once.
 - A recipe may have settings of its own and other defaults: `roll-ray plan RECIPE` shows them all.
 """
-
-_BOUNDS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 
 
 def document(cls: type[BaseModel] = RunSettings) -> str:
@@ -52,8 +47,8 @@ def _section(root: type[BaseModel], cls: type[BaseModel], prefix: str) -> Iterat
         if group_of(info) is not None:
             yield f"| `{full}.…` | group | | {info.description} See below. |"
         else:
-            default = f"`{_shown(defaults[full])}`" if full in defaults else "must be given"
-            yield f"| `{full}` | {_type(info)} | {default} | {_escaped(info.description or '')} |"
+            default = f"`{shown(defaults[full])}`" if full in defaults else "must be given"
+            yield f"| `{full}` | {_escaped(legal_values(info))} | {default} | {_escaped(info.description or '')} |"
     yield ""
     for name, info in cls.model_fields.items():
         if (group := group_of(info)) is not None:
@@ -62,40 +57,6 @@ def _section(root: type[BaseModel], cls: type[BaseModel], prefix: str) -> Iterat
 
 def _first_paragraph(cls: type[BaseModel]) -> str:
     return inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0].replace("\n", " ")
-
-
-def _type(info: FieldInfo) -> str:
-    bounds = [
-        f"{sign} {getattr(rule, attribute)}"
-        for rule in info.metadata
-        for attribute, sign in _BOUNDS.items()
-        if isinstance(rule, annotated_types.BaseMetadata) and getattr(rule, attribute, None) is not None
-    ]
-    kinds = [_name(kind) for kind in _members(info.annotation) if kind is not NoneType]
-    null = " or null" if NoneType in _members(info.annotation) else ""
-    return _escaped(" ".join([" or ".join(kinds), ", ".join(bounds)]).strip() + null)
-
-
-def _members(kind: Any) -> tuple[Any, ...]:
-    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-
-
-def _name(kind: Any) -> str:
-    """A type as a user of YAML thinks of it."""
-    origin = get_origin(kind)
-    if origin is Annotated:
-        return _name(get_args(kind)[0])
-    if origin is Literal:
-        return " or ".join(f"`{value}`" for value in get_args(kind))
-    if origin in (list, tuple):
-        return f"list of {_name(get_args(kind)[0])}"
-    return {int: "integer", float: "number", str: "text", bool: "true or false", Path: "path"}.get(
-        kind, str(kind)
-    )
-
-
-def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _escaped(text: str) -> str:

@@ -5,7 +5,6 @@ settings = read_settings(Settings, ["@run.yaml", "learning_rate=1e-6", "devices.
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,11 +18,21 @@ from pydantic_core import ErrorDetails, to_jsonable_python
 
 from roll_ray.errors import SettingsError
 from roll_ray.settings import RunSettings
-from roll_ray.settings_values import parse_value, read_yaml
+from roll_ray.settings_problems import (
+    Problem,
+    below_a_value,
+    given_twice,
+    group_as_value,
+    illegal,
+    not_set,
+    raise_all,
+    unknown,
+    unreadable,
+)
+from roll_ray.settings_types import legal_values
+from roll_ray.settings_values import lines_of, parse_value, read_yaml, shown
 
 S = TypeVar("S", bound=RunSettings)
-
-_LIST = "`roll-ray plan RECIPE` shows every setting, docs/settings.md explains them"
 
 
 def read_settings(
@@ -38,7 +47,7 @@ def read_settings(
     is wrong: unknown names, illegal values, and what `cls.problems` finds contradictory.
     """
     settings = load_settings(cls, words, yaml_file, defaults)
-    _raise_all(settings.problems())
+    raise_all([Problem(sentence) for sentence in settings.problems()])
     return settings
 
 
@@ -50,14 +59,14 @@ def load_settings(
 ) -> S:
     """As `read_settings`, without asking for contradictions: `plan` shows those beside the settings."""
     files, assignments = _split_words(words)
-    given = _Given(data=_group_defaults(cls))
+    given = _Given(data=_group_defaults(cls), files=([yaml_file] if yaml_file else []) + files)
     _merge(given.data, defaults or {})
-    for path in ([yaml_file] if yaml_file else []) + files:
+    for path in given.files:
         _merge(given.data, read_yaml(path))
     fields = dict(dotted_fields(cls))
     wrong = [problem for word in assignments if (problem := given.assign(*word, fields))]
-    settings, illegal = _validated(cls, given, fields)
-    _raise_all(wrong + illegal)
+    settings, refused = _validated(cls, given, fields)
+    raise_all(wrong + refused)
     assert settings is not None
     return settings
 
@@ -97,39 +106,42 @@ def default_values(cls: type[BaseModel]) -> dict[str, Any]:
     return found
 
 
-def nearest(name: str, known: Sequence[str]) -> list[str]:
-    """Known dotted names that `name` may have meant, the likeliest first: a name right but for its group,
-    a slip in the whole name, or a slip in its last part."""
-    leaf = name.rsplit(".", 1)[-1]
-    if same_leaf := [k for k in known if k.rsplit(".", 1)[-1] == leaf]:
-        return same_leaf[:3]
-    if close := difflib.get_close_matches(name, known, n=1, cutoff=0.6):
-        return close
-    leaves = {k.rsplit(".", 1)[-1]: k for k in reversed(known)}
-    return [leaves[match] for match in difflib.get_close_matches(leaf, list(leaves), n=1, cutoff=0.75)]
-
-
 @dataclass(slots=True)
 class _Given:
-    """Plain nested data, and the text of each word, by dotted name."""
+    """Plain nested data, the files it came from, and the text of each word, by dotted name."""
 
     data: dict[str, Any]
+    files: list[Path]
     texts: dict[str, str] = field(default_factory=dict)
 
-    def assign(self, name: str, text: str, fields: Mapping[str, FieldInfo]) -> str | None:
-        """Set a dotted name; a sentence when that is not possible."""
+    def assign(self, name: str, text: str, fields: Mapping[str, FieldInfo]) -> Problem | None:
+        """Set a dotted name; what keeps it from being set."""
+        if name in self.texts:
+            return given_twice(name, (self.texts[name], text))
+        self.texts[name] = text
         single = name.rpartition(".")[0]
         if single in fields and group_of(fields[single]) is None:
-            return f"unknown setting {name}: {single} is a single value, not a group of settings"
-        if name in self.texts:
-            return f"{name} is given twice, as {self.texts[name]!r} and {text!r}: give it once"
-        self.texts[name] = text
+            return below_a_value(name, single, self.where(name))
         try:
             value = parse_value(text)
         except yaml.YAMLError as error:
-            return f"{name}={text} cannot be read: {getattr(error, 'problem', None) or error}"
+            return unreadable(name, text, str(getattr(error, "problem", None) or error), self.where(name))
         _merge(self.data, _nested(name, value))
         return None
+
+    def where(self, name: str) -> str:
+        """Where a name was given, as a sentence; empty for what no user gave."""
+        for word, text in self.texts.items():
+            if word == name or word.startswith(f"{name}."):
+                return f"the command line has {word}={text}"
+        for path in reversed(self.files):
+            if line := lines_of(path).get(name):
+                return f"it stands in {path}, line {line}"
+        return ""
+
+    def text(self, name: str) -> str:
+        """What was given, as it was written."""
+        return self.texts.get(name, shown(self.value(name)))
 
     def value(self, name: str) -> Any:
         here: Any = self.data
@@ -170,15 +182,17 @@ def _group_defaults(cls: type[BaseModel]) -> dict[str, Any]:
     }
 
 
-def _validated(cls: type[S], given: _Given, fields: Mapping[str, FieldInfo]) -> tuple[S | None, list[str]]:
-    """The settings, or None and a sentence for each illegal value or unknown name."""
+def _validated(
+    cls: type[S], given: _Given, fields: Mapping[str, FieldInfo]
+) -> tuple[S | None, list[Problem]]:
+    """The settings, or None and what is wrong with each illegal value or unknown name."""
     try:
         settings = cls.model_validate(given.data)
     except ValidationError as error:
         details = error.errors(include_url=False)
         if _take_texts_as_they_stand(given, details, fields):
             return _validated(cls, given, fields)
-        return None, list(dict.fromkeys(_sentence(cls, given, detail, fields) for detail in details))
+        return None, list(dict.fromkeys(_problem(cls, given, detail, fields) for detail in details))
     return settings, _booleans_for_numbers(settings, given, fields)
 
 
@@ -196,33 +210,27 @@ def _take_texts_as_they_stand(
     return changed
 
 
-def _sentence(
+def _problem(
     cls: type[BaseModel], given: _Given, detail: ErrorDetails, fields: Mapping[str, FieldInfo]
-) -> str:
-    """One pydantic error as a sentence: setting, value, what is wrong, a legal value."""
+) -> Problem:
+    """One pydantic error in our words."""
     name = _setting_of(detail, fields)
     if detail["type"] == "extra_forbidden":
-        unknown = ".".join(map(str, detail["loc"]))
-        meant = nearest(unknown, list(fields))
-        return f"unknown setting {unknown}" + (
-            f", did you mean {' or '.join(meant)}?" if meant else f"; {_LIST}"
-        )
+        written = ".".join(map(str, detail["loc"]))
+        return unknown(written, list(fields), given.where(written))
     info = fields[name]
     if detail["type"] == "missing":
-        return f"{name} is not set: {info.description} Add {name}=..."
+        return not_set(name, info.description or "")
     if (group := group_of(info)) is not None:
-        first = next(iter(group.model_fields))
-        return f"{name} is a group of settings: set one of them, for example {name}.{first}=..."
-    what = detail["msg"].removeprefix("Value error, ").replace("Input should", "should")
-    return f"{name}={given.texts.get(name, given.value(name))}: {what}" + _legal(cls, name)
+        return group_as_value(name, given.value(name), next(iter(group.model_fields)), given.where(name))
+    fault = detail["msg"].removeprefix("Value error, ").replace("Input should", "should")
+    return _illegal(cls, given, name, info, fault)
 
 
-def _legal(cls: type[BaseModel], name: str) -> str:
+def _illegal(cls: type[BaseModel], given: _Given, name: str, info: FieldInfo, fault: str) -> Problem:
     defaults = default_values(cls)
-    if name not in defaults:
-        return ""
-    shown = json.dumps(defaults[name]).replace(" ", "").strip('"')
-    return f"; legal is for example {name}={shown} (the default)"
+    example = json.dumps(defaults[name]).replace(" ", "").strip('"') if name in defaults else None
+    return illegal(name, given.text(name), fault, given.where(name), legal_values(info), example)
 
 
 def _setting_of(detail: ErrorDetails, fields: Mapping[str, FieldInfo]) -> str:
@@ -233,12 +241,14 @@ def _setting_of(detail: ErrorDetails, fields: Mapping[str, FieldInfo]) -> str:
     return ".".join(parts)
 
 
-def _booleans_for_numbers(settings: BaseModel, given: _Given, fields: Mapping[str, FieldInfo]) -> list[str]:
+def _booleans_for_numbers(
+    settings: BaseModel, given: _Given, fields: Mapping[str, FieldInfo]
+) -> list[Problem]:
     """pydantic reads true as 1; somebody who writes `max_steps=true` means something else."""
     result = flat(settings.model_dump(mode="python"))
     return [
-        f"{name}={str(given.value(name)).lower()}: a number is wanted" + _legal(type(settings), name)
-        for name in fields
+        _illegal(type(settings), given, name, info, "a number is wanted")
+        for name, info in fields.items()
         if isinstance(given.value(name), bool) and not isinstance(result.get(name), bool)
     ]
 
@@ -261,12 +271,3 @@ def _merge(into: dict[str, Any], new: Mapping[str, Any]) -> None:
 
 def _copied(data: Mapping[str, Any]) -> dict[str, Any]:
     return {k: _copied(v) if isinstance(v, Mapping) else v for k, v in data.items()}
-
-
-def _raise_all(sentences: Sequence[str]) -> None:
-    if len(sentences) == 1:
-        raise SettingsError(sentences[0])
-    if sentences:
-        raise SettingsError(
-            "\n".join([f"{len(sentences)} settings are wrong", *(f"  - {s}" for s in sentences)])
-        )

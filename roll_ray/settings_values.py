@@ -5,8 +5,9 @@ PyYAML follows YAML 1.1, which reads `1e-6` as text, `no` as false and `1:30` as
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,11 @@ def to_yaml(data: Mapping[str, Any]) -> str:
     return str(yaml.dump(dict(data), Dumper=_CoreSchemaDumper, sort_keys=False, width=110))
 
 
+def shown(value: Any) -> str:
+    """A plain value as a person writes it in YAML: `null`, `false`, `[0, 1]`; text without quotes."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
 def parse_value(text: str) -> Any:
     """The value of a `key=value` word: a list or mapping in YAML's flow form, quoted text, or a scalar.
 
@@ -100,3 +106,15 @@ def read_yaml(path: Path) -> dict[str, Any]:
             next_step="write one `name: value` a line, for example `prompts_per_step: 8`",
         )
     return dict(data)
+
+
+def lines_of(path: Path) -> dict[str, int]:
+    """The line of every setting, by dotted name, in a file that `read_yaml` has read."""
+    return dict(_lines(yaml.compose(path.read_text(encoding="utf-8"), _CoreSchemaLoader), ""))
+
+
+def _lines(node: yaml.Node | None, prefix: str) -> Iterator[tuple[str, int]]:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield f"{prefix}{key.value}", key.start_mark.line + 1
+            yield from _lines(value, f"{prefix}{key.value}.")

@@ -28,18 +28,72 @@ def message(*words: str) -> str:
 
 
 def test_a_misspelt_setting_is_an_error_that_names_the_nearest_one() -> None:
-    assert message("adv_estmator=grpo") == "unknown setting adv_estmator, did you mean adv_estimator?"
+    assert message("adv_estmator=grpo").splitlines()[:2] == [
+        "unknown setting adv_estmator, did you mean adv_estimator?",
+        "  why:  the command line has adv_estmator=grpo",
+    ]
 
 
-def test_a_misspelt_setting_in_a_file_is_the_same_error(tmp_path: Path) -> None:
-    (tmp_path / "s.yaml").write_text("adv_estmator: grpo\n")
-    assert message(f"@{tmp_path}/s.yaml") == "unknown setting adv_estmator, did you mean adv_estimator?"
+def test_a_misspelt_setting_in_a_file_is_the_same_error_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text("seed: 1\nadv_estmator: grpo\n")
+    assert message(f"@{tmp_path}/s.yaml").splitlines()[:2] == [
+        "unknown setting adv_estmator, did you mean adv_estimator?",
+        f"  why:  it stands in {tmp_path}/s.yaml, line 2",
+    ]
+
+
+def error(*words: str) -> SettingsError:
+    with pytest.raises(SettingsError) as caught:
+        read_settings(Settings, words)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("word", "legal"),
+    [
+        ("aggregation=mean", "`token_mean` or `seq_mean_token_mean` or `seq_mean_token_sum`"),
+        ("learning_rate=-1", "learning_rate is number >= 0, for example learning_rate=1e-06 (the default)"),
+        ("max_steps=ten", "integer > 0"),
+        ("sampling.top_p=2", "number > 0, <= 1"),
+        ("devices.rollout=x", "list of integer, for example devices.rollout=[0,1]"),
+        ("max_steps=true", "integer > 0"),
+        ("deterministic=7", "true or false"),
+    ],
+)
+def test_an_illegal_value_is_told_with_what_was_given_where_and_what_is_legal(
+    word: str, legal: str, tmp_path: Path
+) -> None:
+    name, _, value = word.partition("=")
+    said = error(word)
+    assert said.what.startswith(f"{word}: ")
+    assert said.why == f"the command line has {word}"
+    assert legal in said.next_step
+    group, _, leaf = name.rpartition(".")
+    file = tmp_path / "s.yaml"
+    file.write_text(f"seed: 1\n{group}:\n  {leaf}: {value}\n" if group else f"seed: 1\n\n{name}: {value}\n")
+    said = error(f"@{file}")
+    assert said.what.startswith(f"{word}: ")
+    assert said.why == f"it stands in {file}, line 3"
+    assert legal in said.next_step
+
+
+def test_a_word_that_wins_over_a_file_is_the_one_that_is_named(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text("max_steps: 3\n")
+    assert error(f"@{tmp_path}/s.yaml", "max_steps=0").why == "the command line has max_steps=0"
+
+
+def test_of_several_faults_each_has_its_place_and_what_is_legal(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text("seed: -1\n")
+    said = message(f"@{tmp_path}/s.yaml", "max_steps=0")
+    assert said.startswith("2 settings are wrong")
+    for words in (f"why:  it stands in {tmp_path}/s.yaml, line 1", "why:  the command line has max_steps=0"):
+        assert words in said
+    assert said.count("next: ") == 2
 
 
 def test_a_name_without_its_group_is_told_the_group() -> None:
-    assert (
-        message("tensor_parallel=2")
-        == "unknown setting tensor_parallel, did you mean engine.tensor_parallel?"
+    assert message("tensor_parallel=2").startswith(
+        "unknown setting tensor_parallel, did you mean engine.tensor_parallel?\n"
     )
     assert "did you mean evaluation.every_steps?" in message("evaluation.every_stps=3")
 
