@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from roll_ray.data_files import read_rows
@@ -45,6 +46,15 @@ class LoadedPrompts:
 
     prompts: list[Prompt]
     counts: DataCounts
+
+
+def check_rows(source: str | Path, n: int) -> None:
+    """Raise DataError unless `source` is there, can be read, and its first `n` rows are prompts."""
+    rows = list(islice(read_rows(source), n))
+    if not rows:
+        raise _no_rows(str(source))
+    for where, row in rows:
+        prompt_of(row, where, as_chat=False, suffix="")
 
 
 def load_prompts(
@@ -99,7 +109,7 @@ def _check_same(prompt: Prompt, where: str, earlier: Prompt, earlier_where: str)
 
 def _nothing_left(source: str, counts: DataCounts, limit: int | None, shortest: int | None) -> DataError:
     if not counts.read:
-        return DataError(f"{source} holds no rows", next_step="name data that holds some with data=")
+        return _no_rows(source)
     if counts.too_long:
         return DataError(
             f"{source}: no prompt is left, {counts.sentence()}",
@@ -111,3 +121,7 @@ def _nothing_left(source: str, counts: DataCounts, limit: int | None, shortest: 
         why="a reward needs a reference answer, and no row has one",
         next_step="name its column reference, ground_truth or answer",
     )
+
+
+def _no_rows(source: str) -> DataError:
+    return DataError(f"{source} holds no rows", next_step="name data that holds some")

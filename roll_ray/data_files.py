@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 from roll_ray.errors import DataError
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".parquet")
-_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+){0,2}")
+_HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?(:[\w.-]+){0,2}")
+_SNIPPET_CHARACTERS = 24
 
 
 class Row(NamedTuple):
@@ -20,6 +21,13 @@ class Row(NamedTuple):
 
     where: str
     columns: dict[str, Any]
+
+
+def is_hub_name(source: str | Path) -> bool:
+    """Whether `source` means a data set of the hub: nothing of that name is here, and it is not written as a path."""
+    name = str(source)
+    here = Path(source).expanduser().exists()
+    return not here and not name.endswith(SUFFIXES) and _HUB_NAME.fullmatch(name) is not None
 
 
 def read_rows(source: str | Path) -> Iterator[Row]:
@@ -39,13 +47,14 @@ def read_rows(source: str | Path) -> Iterator[Row]:
             yield from _file_rows(file)
     elif path.exists():
         yield from _file_rows(path)
-    elif str(source).endswith(SUFFIXES) or not _HUB_NAME.fullmatch(str(source)):
+    elif is_hub_name(source):
+        yield from _hub_rows(str(source))
+    else:
         raise DataError(
             f"there is no file or folder {source}",
-            next_step="check data=; relative paths start at " + str(Path.cwd()),
+            why=f"{path.absolute()} does not exist",
+            next_step="check the path; a data set of the hub is written owner/name:configuration:split",
         )
-    else:
-        yield from _hub_rows(str(source))
 
 
 def _file_rows(file: Path) -> Iterator[Row]:
@@ -74,14 +83,35 @@ def _jsonl_rows(file: Path) -> Iterator[Row]:
 
 def _record(line: bytes, where: str) -> dict[str, Any]:
     try:
-        record = json.loads(line.decode("utf-8-sig"))
-    except ValueError as error:  # JSON and UTF-8 errors alike
+        record = json.loads(line.decode("utf-8-sig").rstrip("\r\n"))
+    except ValueError as error:
         raise DataError(
             f"{where} is not JSON",
-            why=str(error),
+            why=_place(error),
             next_step="mend or remove the line: one JSON object a line",
         ) from None
     return _object(record, where)
+
+
+def _place(error: ValueError) -> str:
+    """What a JSON or UTF-8 error is about, where, and the text around the place, which `>>>` points at."""
+    if isinstance(error, json.JSONDecodeError):
+        line = f"line {error.lineno}, " if error.lineno > 1 else ""
+        return f"{error.msg}, at {line}column {error.colno}: {_snippet(error.doc, error.pos)}"
+    if isinstance(error, UnicodeDecodeError):
+        whole = error.object
+        before, after = (p.decode("utf-8", "replace") for p in (whole[: error.start], whole[error.start :]))
+        place = f"byte 0x{whole[error.start]:02x} at column {len(before.rpartition(chr(10))[2]) + 1}"
+        return f"{place} is not UTF-8: {_snippet(before + after, len(before))}"
+    return str(error)
+
+
+def _snippet(text: str, position: int) -> str:
+    """The text around a position, on one line and short."""
+    first, last = max(0, position - _SNIPPET_CHARACTERS), position + _SNIPPET_CHARACTERS
+    before, after = text[first:position], text[position:last].rstrip()
+    shown = f"{'...' * (first > 0)}{before} >>> {after or '(end)'}{'...' * (last < len(text.rstrip()))}"
+    return shown.replace("\n", " ").strip()
 
 
 def _object(record: Any, where: str) -> dict[str, Any]:
@@ -92,10 +122,12 @@ def _object(record: Any, where: str) -> dict[str, Any]:
 
 def _json_rows(file: Path) -> Iterator[Row]:
     try:
-        records = json.loads(file.read_text(encoding="utf-8-sig"))
+        records = json.loads(file.read_bytes().decode("utf-8-sig"))
+    except OSError as error:
+        raise DataError(f"{file} cannot be read", why=str(error)) from error
     except ValueError as error:
         raise DataError(
-            f"{file} is not JSON", why=str(error), next_step="name it .jsonl if it has one object a line"
+            f"{file} is not JSON", why=_place(error), next_step="name it .jsonl if it has one object a line"
         ) from None
     if not isinstance(records, list):
         raise DataError(f"{file} holds a {type(records).__name__}, not a list of objects")

@@ -112,6 +112,53 @@ def test_a_broken_line_is_named_with_file_and_number(tmp_path: Path) -> None:
         load_prompts(file)
 
 
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (
+            b'{"question": "x" "answer": "y"}',
+            'Expecting \',\' delimiter, at column 18: {"question": "x"  >>> "answer": "y"}',
+        ),
+        (b'{"question": "x", ', 'enclosed in double quotes, at column 19: {"question": "x",  >>> (end)'),
+        (b'{"question": "\xff"}', 'byte 0xff at column 15 is not UTF-8: {"question": " >>> \ufffd"}'),
+    ],
+)
+def test_the_place_in_a_broken_line_is_shown(tmp_path: Path, line: bytes, why: str) -> None:
+    file = tmp_path / "broken.jsonl"
+    file.write_bytes(json.dumps(GSM8K).encode() + b"\n" + line + b"\n")
+    with pytest.raises(DataError, match="line 2 is not JSON") as raised:
+        load_prompts(file)
+    assert why in raised.value.why
+
+
+def test_of_a_long_broken_line_only_the_place_is_shown(tmp_path: Path) -> None:
+    file = tmp_path / "broken.jsonl"
+    file.write_text('{"question": "' + "x" * 5000 + '" "answer": "' + "y" * 5000 + '"}\n')
+    with pytest.raises(DataError) as raised:
+        load_prompts(file)
+    assert len(raised.value.why) < 150
+    assert "column 5017: ..." in raised.value.why
+    assert 'xx"  >>> "answer": "yy' in raised.value.why
+    assert raised.value.why.endswith("...")
+
+
+def test_a_broken_json_file_is_named_with_line_and_column(tmp_path: Path) -> None:
+    file = tmp_path / "broken.json"
+    file.write_text('[\n {"question": "x"},\n {"question" "y"}\n]\n')
+    with pytest.raises(DataError) as raised:
+        load_prompts(file)
+    assert "at line 3, column 14" in raised.value.why
+
+
+@pytest.mark.parametrize("path", ["./nowhere", "../nowhere", "/nowhere", "nowhere.jsonl", "a/b/c"])
+def test_what_is_written_as_a_path_is_not_asked_of_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match=f"there is no file or folder {path}"):
+        load_prompts(path)
+
+
 def test_unknown_columns_are_listed_with_the_known_layouts(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has the columns completion, instruction") as raised:
         load_one(tmp_path, {"instruction": "x", "completion": "y"})
