@@ -94,7 +94,8 @@ class EngineSettings(StrictModel):
 
 
 class DeviceSettings(StrictModel):
-    """Who sits where. A device is a GPU, or on a CPU machine a slot of the Ray resource `device`."""
+    """Who sits where. A device is a GPU, or on a CPU machine a slot of the custom Ray resource `device`; on a CPU
+    cluster without that resource, a CPU."""
 
     rollout: Devices = Field((0, 1), description="Devices of the rollout engines.")
     train: Devices = Field(
