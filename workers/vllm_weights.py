@@ -38,6 +38,7 @@ from roll_ray.errors import RollRayError
 from roll_ray.weights.buckets import hashed_tensors
 from roll_ray.weights.manifest import WeightManifest
 from roll_ray.weights.transaction import ArrivalLog
+from workers.semaphores import forget_names
 
 BACKEND = "roll_ray_shm"
 _SCORED = "roll-ray-score"
@@ -148,7 +149,8 @@ class RollRayWorker:
         """The id of the process that computes; once all have started, which is when this may be called.
 
         The shared memory by which tensor-parallel workers talk on CPU is mapped by then and needs its name no
-        more. vLLM would leave it behind when a process is killed."""
+        more. vLLM would leave it behind when a process is killed, and semaphores of this process likewise."""
+        forget_names()
         if ident := os.environ.get("VLLM_DIST_IDENT"):
             for name in glob.glob(f"/dev/shm/{glob.escape(ident)}-*"):
                 with contextlib.suppress(FileNotFoundError):  # the other worker was faster
