@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 
 from envs.task import Observation
+from recipes.memory import check_memory, free_memory_bytes, weights_bytes
 from recipes.model_folder import check_model_folder
 from recipes.plan import Machine
 from recipes.staff import context_of
 from recipes.task import Task
 from roll_ray.cluster.actors import check_picklable
-from roll_ray.errors import DataError, RollRayError, SettingsError
+from roll_ray.errors import DataError, SettingsError
 from roll_ray.home import inside_ray_job
 from roll_ray.placement import device_slots, missing_devices
 from roll_ray.settings import RunSettings
+from roll_ray.weights.folders import shared_memory_base
 from workers.tokenizer import load_tokenizer
 
 _PROMPTS_LOOKED_AT = 200
@@ -21,7 +23,7 @@ _PROMPTS_LOOKED_AT = 200
 
 def check_before_start(settings: RunSettings, task: Task) -> None:
     """Raise RollRayError for a model folder that lacks a part, for functions that cannot travel to a worker, for
-    prompts that leave no room for an answer, and for engines that ask for more memory than this machine has."""
+    prompts that leave no room for an answer, and for engines and weights that need more memory than is free."""
     _check_devices(settings)
     check_model_folder(settings.model)
     if settings.replay is not None:
@@ -68,16 +70,14 @@ def _check_prompts(settings: RunSettings, task: Task) -> None:
 
 
 def _check_memory(settings: RunSettings) -> None:
-    """The caches of a CPU machine's engines against its memory. (A GPU's engines take a share of what is there.)"""
+    """What a CPU machine's engines and weights take against what is free now. (A GPU's engines take a share of what
+    is there, and a cluster's memory is not this machine's.)"""
     if settings.devices.kind == "gpu" or settings.devices.ray_address or os.environ.get("RAY_ADDRESS"):
         return
-    engines = len(settings.devices.rollout) // settings.engine.tensor_parallel
-    asked_mb = engines * settings.engine.kv_cache_mb
-    there_mb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
-    if asked_mb > there_mb:
-        raise RollRayError(
-            f"engine.kv_cache_mb={settings.engine.kv_cache_mb} for {engines} engines is {asked_mb:,} MiB",
-            why=f"this machine has {there_mb:,} MiB of memory",
-            next_step=f"set engine.kv_cache_mb to at most {max(1, there_mb // engines // 4)}, which leaves room "
-            "for weights and trainers",
-        )
+    check_memory(
+        engines=len(settings.devices.rollout) // settings.engine.tensor_parallel,
+        cache_mb=settings.engine.kv_cache_mb,
+        weights_bytes=weights_bytes(settings.model, settings.dtype),
+        free_bytes=free_memory_bytes(),
+        shared=shared_memory_base(),
+    )

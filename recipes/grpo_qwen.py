@@ -52,9 +52,11 @@ def build(settings: Settings) -> Program:
     from recipes.demo import demo_model, sort_letters_task
     from recipes.pipeline import Pipeline
     from recipes.prompts import prompts_of
+    from recipes.sources import check_data
     from recipes.task import Task
 
     if settings.model == DEMO_MODEL:
+        check_data(settings)
         settings = settings.model_copy(update={"model": str(demo_model())})
     if settings.data is None:
         return Pipeline(settings, sort_letters_task(settings))

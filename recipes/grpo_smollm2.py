@@ -43,6 +43,16 @@ class Settings(RunSettings):
         default_factory=lambda: EngineSettings(kv_cache_mb=256), description="Rollout engines."
     )
 
+    def problems(self) -> list[str]:
+        """This recipe makes its prompts; data that it would pass over is refused."""
+        named = {"data": self.data, "evaluation.data": self.evaluation.data}
+        return super().problems() + [
+            f"{name}={source} would not be read, this recipe makes its own prompts: leave it out, or run "
+            "recipes/grpo_qwen.py with the folder that `python recipes/smollm2.py` prints as model="
+            for name, source in named.items()
+            if source is not None
+        ]
+
 
 def build(settings: Settings) -> Program:
     """The pipeline that these settings describe."""

@@ -16,7 +16,7 @@ def check_model_folder(model: str) -> None:
 
     `model` is a folder or a hub name. Loads the configuration and the tokenizer, not the weights.
     """
-    _check_files(model)
+    check_model_files(model)
     rows, largest = vocabulary_size(model), load_tokenizer(model).largest_token_id()
     if rows is not None and largest >= rows:
         raise RollRayError(
@@ -27,13 +27,26 @@ def check_model_folder(model: str) -> None:
         )
 
 
-def _check_files(model: str) -> None:
-    """A folder needs config.json and weights; a hub name is left to the hub."""
+def is_hub_name(model: str) -> bool:
+    """Whether `model` is neither a folder or file here nor written like a path."""
+    written_as_path = model.startswith((".", "/", "~")) or model.count("/") > 1
+    return not written_as_path and not Path(model).exists()
+
+
+def check_model_files(model: str) -> None:
+    """Raise RollRayError for a folder without configuration, weights or tokenizer; a hub name is left to the hub.
+
+    Looks at names only and loads nothing.
+    """
+    if is_hub_name(model):
+        return
     folder = Path(model).expanduser()
     if not folder.exists():
-        if model.startswith((".", "/", "~")) or model.count("/") > 1:
-            raise RollRayError(f"there is no model folder {model}", next_step="check model=")
-        return
+        raise RollRayError(
+            f"there is no model folder {model}",
+            why=f"{folder.absolute()} does not exist",
+            next_step="check model=, or name a model of the hub as owner/name",
+        )
     if not folder.is_dir():
         raise RollRayError(
             f"model {model} is a file", next_step="name the folder that it is in, or convert it to a folder"

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from recipes.recipe_files import Recipe
+from recipes.sources import look_at_sources
 from roll_ray.errors import RollRayError
 from roll_ray.home import inside_ray_job, resolve_run_dir
 from roll_ray.placement import Placement, device_slots, missing_devices, place
 from roll_ray.settings import RunSettings
 from roll_ray.settings_io import default_values, flat
+from roll_ray.settings_values import shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,7 @@ def make_plan(recipe: Recipe, settings: RunSettings, machine: Machine) -> Plan:
     except RollRayError as error:
         problems.append(error.what)
     device_problems, notes = _check_devices(settings, machine)
+    source_problems, source_notes = look_at_sources(settings)
     lines = [
         f"{recipe.name}: {recipe.doc.splitlines()[0] if recipe.doc else recipe.file}",
         "",
@@ -72,7 +73,9 @@ def make_plan(recipe: Recipe, settings: RunSettings, machine: Machine) -> Plan:
         "",
         f"Run folder: {folder}",
     ]
-    return Plan(tuple(lines), tuple(notes), tuple(problems + device_problems))
+    return Plan(
+        tuple(lines), tuple(notes + source_notes), tuple(problems + device_problems + source_problems)
+    )
 
 
 def batch_sentence(settings: RunSettings) -> str:
@@ -86,13 +89,9 @@ def _setting_lines(recipe: Recipe, settings: RunSettings) -> list[str]:
     values = flat(settings.plain())
     width = max(map(len, values))
     return [
-        f"  {' ' if name in defaults and defaults[name] == value else '*'} {name:<{width}}  {_shown(value)}"
+        f"  {' ' if name in defaults and defaults[name] == value else '*'} {name:<{width}}  {shown(value)}"
         for name, value in values.items()
     ]
-
-
-def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _seat_lines(placement: Placement) -> list[str]:

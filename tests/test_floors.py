@@ -95,6 +95,11 @@ from roll_ray.settings import RunSettings
 from roll_ray.tracking.run_folder import RunFolder, RunRecord, prepare
 
 assert main(["plan", {str(recipe)!r}]) == 0
+Path("mine").mkdir()
+for name in ("config.json", "model.safetensors", "tokenizer.json", "d.jsonl"):
+    (Path("mine") / name).write_text('{{"prompt": "a", "answer": "b"}}')
+assert main(["plan", {str(recipe)!r}, "model=./mine", "data=mine/d.jsonl"]) == 0
+assert main(["plan", {str(recipe)!r}, "model=./none", "data=none.parquet"]) == 1
 folder = Path("run")
 prepare(folder, RunSettings(model="m"), RunRecord.now("toy", Path("toy.py")))
 RunFolder(folder).record(1, {{"reward_mean": 0.5}})

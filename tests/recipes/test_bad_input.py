@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from recipes import grpo_qwen, grpo_smollm2
 from recipes.checks import check_before_start
+from recipes.memory import check_memory, free_memory_bytes, weights_bytes
 from recipes.pipeline import Pipeline
 from recipes.task import Task
 from roll_ray.errors import RollRayError, SettingsError
@@ -18,6 +20,7 @@ from roll_ray.sample import Prompt
 from roll_ray.settings import RunSettings
 from roll_ray.settings_io import read_settings
 
+MIB = 1 << 20
 PROMPTS = [Prompt(id="a", text="say aaa: ")]
 
 
@@ -104,6 +107,68 @@ def test_an_environment_that_cannot_be_pickled(model):
 def test_more_cache_than_the_machine_has_memory(model, task):
     error = error_of(settings_of(model, "engine.kv_cache_mb=100000000"), task)
     assert "engine.kv_cache_mb=100000000 for 2 engines is 200,000,000 MiB" in error.what
+
+
+def test_memory_is_checked_against_what_is_free_now(tmp_path, monkeypatch):
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 64000000 kB\nMemAvailable: 1024000 kB\n")
+    monkeypatch.setattr("recipes.memory._MEMINFO", meminfo)
+    assert free_memory_bytes() == 1000 * MIB
+    fits = {"engines": 2, "weights_bytes": 100 * MIB, "free_bytes": free_memory_bytes(), "shared": tmp_path}
+    check_memory(cache_mb=400, **fits)
+    with pytest.raises(RollRayError) as raised:
+        check_memory(cache_mb=401, **fits)
+    assert "engine.kv_cache_mb=401 for 2 engines is 802 MiB" in raised.value.what
+    assert "two versions of the weights are 200 MiB" in raised.value.what
+    assert raised.value.why == "1,000 MiB of memory are available now"
+    assert "set engine.kv_cache_mb to some 100" in raised.value.next_step
+
+
+def test_weights_that_do_not_fit_into_shared_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr("roll_ray.weights.folders.free_bytes", lambda folder: 64 * MIB)
+    fits = {"engines": 1, "cache_mb": 1, "free_bytes": 1000 * MIB, "shared": tmp_path}
+    check_memory(weights_bytes=32 * MIB, **fits)
+    with pytest.raises(RollRayError, match=f"no room for the weights in {tmp_path}") as raised:
+        check_memory(weights_bytes=33 * MIB, **fits)
+    assert "--shm-size" in raised.value.next_step
+
+
+def test_a_start_checks_the_memory_that_is_free(model, task, monkeypatch):
+    monkeypatch.setattr("recipes.checks.free_memory_bytes", lambda: 100 * MIB)
+    error = error_of(settings_of(model), task)
+    assert "engine.kv_cache_mb=64 for 2 engines is 128 MiB" in error.what
+
+
+def test_the_size_of_the_weights_is_that_of_their_numbers_in_the_runs_dtype(model):
+    from transformers import AutoModelForCausalLM
+
+    n = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(model).parameters())
+    assert weights_bytes(str(model), "float32") == 4 * n
+    assert weights_bytes(str(model), "bfloat16") == 2 * n
+    assert weights_bytes("owner/name", "float32") == 0
+
+
+def test_a_weights_file_that_is_none_is_named(model, task):
+    (model / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
+    error = error_of(settings_of(model), task)
+    assert f"{model}/model.safetensors is not a safetensors file" in error.what
+
+
+def test_wrong_data_is_told_before_the_demos_model_is_made(tmp_path, monkeypatch):
+    monkeypatch.setattr("recipes.demo.demo_model", lambda: pytest.fail("the model was made"))
+    (tmp_path / "d.jsonl").write_text('{"question": "1+1", "answer": "2"}\n' * 3 + "broken\n")
+    for data, words in {
+        "nowhere.jsonl": "there is no file",
+        str(tmp_path / "d.jsonl"): "line 4 is not JSON",
+    }.items():
+        with pytest.raises(RollRayError, match=words):
+            grpo_qwen.build(read_settings(grpo_qwen.Settings, [f"data={data}"]))
+
+
+def test_data_that_the_addition_recipe_would_pass_over_is_refused():
+    for name in ("data", "evaluation.data"):
+        with pytest.raises(SettingsError, match=f"{name}=x.jsonl would not be read"):
+            read_settings(grpo_smollm2.Settings, [f"{name}=x.jsonl"])
 
 
 def test_prompts_that_leave_no_room_in_the_context(model):

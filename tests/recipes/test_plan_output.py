@@ -111,3 +111,78 @@ def test_a_run_that_exists_is_wrong_before_it_starts(tmp_path: Path) -> None:
 def test_planning_makes_no_folder(tmp_path: Path) -> None:
     plan()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """Names of files are all that `plan` looks at."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (folder / name).write_text("")
+    return folder
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "../nowhere", "/nowhere/model", "~/nowhere", "a/b/c"])
+def test_a_model_path_that_does_not_exist_is_wrong(name: str) -> None:
+    (problem,) = plan(f"model={name}").problems
+    assert f"there is no model folder {name}" in problem
+
+
+@pytest.mark.parametrize(
+    ("missing", "words"),
+    [
+        ("config.json", "is not a model folder"),
+        ("model.safetensors", "has no weights"),
+        ("tokenizer.json", "has no tokenizer"),
+    ],
+)
+def test_a_model_folder_that_lacks_a_part_is_wrong(model: Path, missing: str, words: str) -> None:
+    assert plan("model=mine").problems == ()
+    assert plan("model=mine").notes == ()
+    (model / missing).unlink()
+    for name in ("mine", "./mine", str(model)):
+        (problem,) = plan(f"model={name}").problems
+        assert f"{name} {words}" in problem
+
+
+def test_names_of_the_hub_are_looked_at_when_the_run_starts() -> None:
+    shown = plan("model=owner/name", "data=owner/set:main:train", "evaluation.data=owner/set:test")
+    assert shown.problems == ()
+    assert len(shown.notes) == 3
+    for name, note in zip(("model", "data", "evaluation.data"), shown.notes, strict=True):
+        assert note.startswith(f"{name}=owner/")
+        assert "looked at when the run starts" in note
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "there is no file or folder"),
+        ("", "holds no rows"),
+        ('{"question": "x"}\n{"question": \n', "line 2 is not JSON"),
+        ('{"instruction": "x"}\n', "no known layout has the columns instruction"),
+    ],
+)
+@pytest.mark.parametrize("name", ["data", "evaluation.data"])
+def test_data_that_cannot_be_read_is_wrong(
+    tmp_path: Path, name: str, content: str | None, words: str
+) -> None:
+    if content is not None:
+        (tmp_path / "d.jsonl").write_text(content)
+    (problem,) = plan(f"{name}=d.jsonl").problems
+    assert problem.startswith(f"{name}=d.jsonl: ")
+    assert words in problem
+
+
+def test_good_data_is_fine_as_a_file_and_in_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "d.jsonl").write_text('{"question": "x", "answer": "1"}\n')
+    for name in ("folder", "folder/d.jsonl"):
+        assert plan(f"data={name}").problems == ()
+
+
+def test_an_empty_folder_is_no_data(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (problem,) = plan("data=empty").problems
+    assert "there is no data file in" in problem
