@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
-from roll_ray.algorithms.advantages import ESTIMATORS
+from roll_ray.algorithms import advantages
+from roll_ray.algorithms.advantages import ESTIMATORS, AdvantageSettings, Outcomes
 from roll_ray.algorithms.aggregation import denominator
 from roll_ray.algorithms.loss_settings import LossSettings
 from roll_ray.receipts import Cut
@@ -51,7 +52,10 @@ def default_rules(settings: RunSettings) -> Rules:
 def estimate(name: str, eps: float, cut: Cut) -> Estimate:
     """Advantages of a whole cut by the registered estimator `name`."""
     visits = [r.sample.visit for r in cut.receipts]
-    advantages_B = ESTIMATORS[name](cut.rewards_B, visits, cut.policy_tokens_B, eps=eps).advantages_B
+    own = ESTIMATORS[name].normalisation
+    settings = AdvantageSettings(normalisation=None if own is None else replace(own, eps=eps))
+    outcomes = Outcomes(cut.rewards_B, visits, cut.policy_tokens_B)
+    advantages_B = advantages.estimate(name, outcomes, settings).advantages_B
     return Estimate(
         advantages_B,
         {

@@ -1,28 +1,53 @@
-"""Advantage estimators that need only per-sample scalars. They run where the rewards are: in the driver.
+"""Advantages from per-sample scalars. They are computed where the rewards are: in the driver, over the whole batch.
 
-An estimator is one function registered with `@estimator(name)`. The group of a sample is data
-(any hashable, in practice its `Visit`), never its position: permuting samples permutes advantages.
+An estimator is one function registered with `@estimator(name)`; `estimator_registry` shows one. The group of a
+sample is data (any hashable, in practice its `Visit`), never its position: permuting samples permutes advantages.
+Importing this module loads no torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from roll_ray.algorithms import group_family  # registers them
+from roll_ray.algorithms.estimator_registry import (
+    ESTIMATORS,
+    AdvantageSettings,
+    Array,
+    EstimatorFunction,
+    Normalisation,
+    Outcomes,
+    RegisteredEstimator,
+    estimator,
+)
+from roll_ray.algorithms.group_statistics import Groups
+from roll_ray.errors import SettingsError
+
+__all__ = [
+    "ESTIMATORS",
+    "AdvantageSettings",
+    "Advantages",
+    "EstimatorFunction",
+    "Groups",
+    "Normalisation",
+    "Outcomes",
+    "RegisteredEstimator",
+    "estimate",
+    "estimator",
+    "group_family",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Advantages:
     """`advantages_B` (float32 [B]) and what a person wants to know about the groups behind it.
 
-    `n_no_signal_groups`: groups with one usable sample or with equal rewards; their samples get 0.
-    `n_invalid`: samples without a reward (NaN). `n_empty`: samples with a reward and no policy token. Both
-    get 0 and are in no group's mean or standard deviation.
+    `n_no_signal_groups`: groups with one usable sample, with none, or with equal rewards. `n_invalid`: samples
+    without a finite reward (of their own or, for an estimator that needs it, of the greedy response). `n_empty`:
+    samples with a reward and no policy token. Both get 0 and are in no mean or standard deviation.
     """
 
     advantages_B: npt.NDArray[np.float32]
@@ -32,81 +57,76 @@ class Advantages:
     n_empty: int
 
 
-class Estimator(Protocol):
-    """Per-sample advantages from rewards (NaN: invalid), groups and policy-token counts, each of length B."""
+def estimate(name: str, outcomes: Outcomes, settings: AdvantageSettings) -> Advantages:
+    """Advantages of a whole batch by the registered estimator `name`.
 
-    def __call__(
-        self, rewards_B: Array, groups_B: Sequence[Hashable], policy_tokens_B: Array, eps: float = 1e-6
-    ) -> Advantages: ...
-
-
-ESTIMATORS: dict[str, Estimator] = {}
-E_ = TypeVar("E_", bound=Callable[..., Advantages])
-
-
-def estimator(name: str) -> Callable[[E_], E_]:
-    """Register an estimator under the name that settings use."""
-
-    def register(function: E_) -> E_:
-        if name in ESTIMATORS:
-            raise ValueError(f"advantage estimator {name!r} is registered twice")
-        ESTIMATORS[name] = function
-        return function
-
-    return register
-
-
-@dataclass(frozen=True, slots=True)
-class _Groups:
-    """Usable samples by group: `members[g]` are positions in the batch."""
-
-    members: list[Array]
-    n_invalid: int
-    n_empty: int
-
-
-def _groups(rewards_B: Array, groups_B: Sequence[Hashable], policy_tokens_B: Array) -> _Groups:
-    if not len(rewards_B) == len(groups_B) == len(policy_tokens_B):
-        raise ValueError(
-            f"{len(rewards_B)} rewards, {len(groups_B)} group ids, {len(policy_tokens_B)} token counts: "
-            "one of each per sample is needed"
+    Rewards are clipped to `settings.reward_clip`, unusable samples taken out, and the rest given to the
+    estimator. Whitening and `advantage_clip` come after the token stage and are not applied here. `ValueError`
+    where the scalars differ in length or the estimator does not give one finite number per sample.
+    """
+    if name not in ESTIMATORS:
+        raise SettingsError(
+            f"unknown advantage estimator {name!r}", next_step=f"use one of {', '.join(sorted(ESTIMATORS))}"
         )
-    valid_B = ~np.isnan(rewards_B)
-    written_B = np.asarray(policy_tokens_B) > 0
-    members: dict[Hashable, list[int]] = {}
-    for i, group in enumerate(groups_B):
-        usable = members.setdefault(group, [])
-        if valid_B[i] and written_B[i]:
-            usable.append(i)
-    return _Groups(
-        members=[np.asarray(m, np.int64) for m in members.values()],
+    registered = ESTIMATORS[name]
+    outcomes = _checked(outcomes, settings.reward_clip)
+    valid_B = np.isfinite(outcomes.rewards_B)
+    if "greedy_rewards" in registered.needs and outcomes.greedy_rewards_B is not None:
+        valid_B &= np.isfinite(outcomes.greedy_rewards_B)
+    written_B = np.asarray(outcomes.policy_tokens_B) > 0
+    usable = np.flatnonzero(valid_B & written_B)
+    groups = outcomes.groups
+    advantages_B = np.zeros(len(valid_B), np.float32)
+    if len(usable):
+        told = replace(settings, normalisation=settings.normalisation or registered.normalisation)
+        advantages_B[usable] = _called(registered, _selected(outcomes, usable), told)
+    return Advantages(
+        advantages_B=advantages_B,
+        n_groups=groups.n,
+        n_no_signal_groups=groups.n - _groups_with_signal(groups.codes_B[usable], outcomes.rewards_B[usable]),
         n_invalid=int((~valid_B).sum()),
         n_empty=int((valid_B & ~written_B).sum()),
     )
 
 
-@estimator("grpo")
-def grpo(
-    rewards_B: Array, groups_B: Sequence[Hashable], policy_tokens_B: Array, eps: float = 1e-6
-) -> Advantages:
-    """Group-normalised rewards: (r - mean) / (std + eps), std unbiased (GRPO, 2402.03300, section 4.1.2)."""
-    rewards_B = np.asarray(rewards_B, np.float64)
-    groups = _groups(rewards_B, groups_B, policy_tokens_B)
-    advantages_B = np.zeros(len(rewards_B))
-    n_no_signal = 0
-    for members in groups.members:
-        rewards = rewards_B[members]
-        # equality, not std == 0: the mean of equal numbers may round to another number
-        if len(rewards) < 2 or (rewards == rewards[0]).all():
-            n_no_signal += 1
-            continue
-        # sorted: the order of arrival does not change the last bit
-        mean, std = np.sort(rewards).mean(), np.sort(rewards).std(ddof=1)
-        advantages_B[members] = (rewards - mean) / (std + eps)
-    return Advantages(
-        advantages_B=advantages_B.astype(np.float32),
-        n_groups=len(groups.members),
-        n_no_signal_groups=n_no_signal,
-        n_invalid=groups.n_invalid,
-        n_empty=groups.n_empty,
+def _checked(outcomes: Outcomes, reward_clip: tuple[float, float] | None) -> Outcomes:
+    rewards_B = np.asarray(outcomes.rewards_B, np.float64)
+    if not len(rewards_B) == len(outcomes.groups_B) == len(outcomes.policy_tokens_B):
+        raise ValueError(
+            f"{len(rewards_B)} rewards, {len(outcomes.groups_B)} group ids, {len(outcomes.policy_tokens_B)} token "
+            "counts: one of each per sample is needed"
+        )
+    greedy_B = outcomes.greedy_rewards_B
+    if greedy_B is not None and len(greedy_B) != len(rewards_B):
+        raise ValueError(f"{len(rewards_B)} rewards, {len(greedy_B)} greedy rewards: one of each per sample")
+    if reward_clip is not None:
+        rewards_B = np.clip(rewards_B, *reward_clip)
+        greedy_B = None if greedy_B is None else np.clip(np.asarray(greedy_B, np.float64), *reward_clip)
+    return replace(outcomes, rewards_B=rewards_B, greedy_rewards_B=greedy_B)
+
+
+def _selected(outcomes: Outcomes, usable: npt.NDArray[np.int64]) -> Outcomes:
+    return Outcomes(
+        rewards_B=outcomes.rewards_B[usable],
+        groups_B=[outcomes.groups_B[i] for i in usable],
+        policy_tokens_B=np.asarray(outcomes.policy_tokens_B)[usable],
+        greedy_rewards_B=(
+            None if outcomes.greedy_rewards_B is None else np.asarray(outcomes.greedy_rewards_B)[usable]
+        ),
     )
+
+
+def _called(registered: RegisteredEstimator, outcomes: Outcomes, settings: AdvantageSettings) -> Array:
+    advantages_B = np.asarray(registered.function(outcomes, settings), np.float32)
+    if advantages_B.shape != outcomes.rewards_B.shape or not np.isfinite(advantages_B).all():
+        raise ValueError(
+            f"advantage estimator {registered.name!r} gave shape {advantages_B.shape} with "
+            f"{int((~np.isfinite(advantages_B)).sum())} numbers that are not finite, for {len(outcomes.rewards_B)} "
+            "samples: one finite number per sample is needed"
+        )
+    return advantages_B
+
+
+def _groups_with_signal(codes: Array, rewards: Array) -> int:
+    different = codes[~Groups.of(codes.tolist()).equal_B(rewards)]
+    return len(np.unique(different))
