@@ -74,13 +74,13 @@ def truncated_is(terms: Terms, band: Band) -> Correction:
         log_w_T = terms.sequence_sum(log_w_T)
     w_T = bounded_exp(log_w_T)
     weights_T = w_T.clamp(band.low, band.high)
-    return Correction(changed_T=weights_T != w_T, weights_T=weights_T)
+    return Correction(changed_T=(w_T - weights_T).sign().abs(), weights_T=weights_T)
 
 
 def icepop(terms: Terms, band: Band) -> Correction:
     """Tokens with w in [low, high] = [0.5, 5] keep their loss times w, the others lose it (2510.18855)."""
     kept_T = band.holds(terms.log_weight_T)
-    weights_T = bounded_exp(terms.log_weight_T).masked_fill(kept_T.logical_not(), 0.0)
+    weights_T = bounded_exp(terms.log_weight_T).where(kept_T, 0.0)
     return Correction(changed_T=kept_T.logical_not(), weights_T=weights_T, kept_T=kept_T)
 
 

@@ -17,7 +17,7 @@ class Measures:
         self._totals: dict[str, tuple[Reduction, torch.Tensor]] = {}
 
     def mean(self, name: str, x_T: torch.Tensor) -> None:
-        total = x_T.count_nonzero() if x_T.dtype is torch.bool else x_T.detach().sum()
+        total = x_T.count_nonzero().to(torch.float32) if x_T.dtype is torch.bool else x_T.detach().sum()
         self._totals[name] = ("mean", total)
 
     def max(self, name: str, x_T: torch.Tensor) -> None:
@@ -26,7 +26,7 @@ class Measures:
 
     def sum(self, name: str, total: torch.Tensor) -> None:
         """A number that is a sum already."""
-        self._totals[name] = ("sum", total.detach())
+        self._totals[name] = ("sum", total.detach().to(torch.float32))
 
     def all(self, means: Mapping[str, torch.Tensor], maxima: Mapping[str, torch.Tensor]) -> None:
         for name, x_T in means.items():
@@ -35,7 +35,7 @@ class Measures:
             self.max(name, x_T)
 
     def sums(self) -> dict[str, MetricSum]:
-        totals = torch.stack([total.double() for _, total in self._totals.values()]).tolist()
+        totals = torch.stack([total for _, total in self._totals.values()]).tolist()
         return {
             name: MetricSum(reduction, total, 1 if reduction == "sum" else self.count)
             for (name, (reduction, _)), total in zip(self._totals.items(), totals, strict=True)

@@ -36,12 +36,14 @@ def sum_of_pieces(
     for part in batch.pieces(PIECE_TOKENS.get(logprobs_T.device.type, 1 << 62)):
         positions_T = part.positions_T
         seen = Measures(part.n_tokens)
-        entropy_T = None if output.entropy_T is None else output.entropy_T.detach()[positions_T]
-        leaf_T = logprobs_T[positions_T].requires_grad_()
+        entropy_T = (
+            None if output.entropy_T is None else output.entropy_T.detach().index_select(0, positions_T)
+        )
+        leaf_T = logprobs_T.index_select(0, positions_T).requires_grad_()
         with torch.enable_grad():
             value = piece(part, leaf_T, entropy_T, seen)
         (part_gradient_T,) = torch.autograd.grad(value, leaf_T)
-        gradient_T[positions_T] = part_gradient_T
+        gradient_T.index_copy_(0, positions_T, part_gradient_T)
         total += value.detach()
         metrics.append(seen.sums() | {"policy_tokens": MetricSum("sum", float(part.n_tokens), 1)})
     value = _Known.apply(output.logprobs_T, total.to(logprobs_T.dtype), gradient_T)

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
     from roll_ray.algorithms.segments import Segments
 
-LOG_RATIO_MAX = 80.0
-"""In nats. float32 ends at e^88: a ratio beyond e^80 is held there, without gradient, and shows in `ratio_max`."""
-
 
 @dataclass(frozen=True)
 class Terms:
@@ -58,7 +55,7 @@ class Terms:
 
     @cached_property
     def ratio_T(self) -> torch.Tensor:
-        """rho, with gradient; held at e^80."""
+        """rho, with gradient; held at e^80, which float32 can still multiply, and which shows in `ratio_max`."""
         return bounded_exp(self.log_ratio_T)
 
     @cached_property
@@ -76,8 +73,10 @@ class Terms:
 
 
 def bounded_exp(x_T: torch.Tensor) -> torch.Tensor:
-    """exp(x), held at e^80 without gradient."""
-    return x_T.clamp(max=LOG_RATIO_MAX).exp()
+    """min(exp(x), e^80); the gradient beyond is that at the bound."""
+    from roll_ray.algorithms.bounded_exp import BoundedExp
+
+    return BoundedExp.apply(x_T)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 
 def clipped_loss(terms: Terms, ratio_T: torch.Tensor, settings: LossSettings) -> TokenLoss:
-    """max(-ratio A, -clip(ratio, 1 - lo, 1 + hi) A), and how often which side of the clip took the gradient."""
-    A_T, lowest, highest = terms.advantages_T, 1 - settings.clip_low, 1 + settings.clip_high
-    minus_A_T = -A_T
-    clipped_T = ratio_T.clamp(lowest, highest)
-    loss_T = (ratio_T * minus_A_T).maximum(clipped_T * minus_A_T)
-    values_T = ratio_T.detach()
-    high_T = (values_T > highest).logical_and(A_T > 0)
-    low_T = (values_T < lowest).logical_and(A_T < 0)
+    """-min(ratio A, clip(ratio, 1 - lo, 1 + hi) A), and how often which side of the clip took the gradient."""
+    A_T, values_T = terms.advantages_T, ratio_T.detach()
+    clipped_T = values_T.clamp(1 - settings.clip_low, 1 + settings.clip_high)
+    # Signs and products instead of masks: on a CPU a comparison or a `where` costs five times a float operation.
+    side_T = (values_T - clipped_T).sign()  # 1 above the clip, -1 below
+    held_T = (side_T * A_T).sign().relu()  # 1 where the clipped value is the smaller one
+    high_T = (held_T * side_T).relu()
+    effective_T = (clipped_T * held_T).addcmul(ratio_T, 1 - held_T)
     return TokenLoss(
-        loss_T,
+        -effective_T * A_T,
         means={
-            "clip_fraction": high_T.logical_or(low_T),
-            "clip_fraction_low": low_T,
+            "clip_fraction": held_T,
+            "clip_fraction_low": held_T - high_T,
             "clip_fraction_high": high_T,
             "ratio_clipped_mean": clipped_T,
         },
@@ -45,9 +45,9 @@ def ppo(terms: Terms, settings: LossSettings) -> TokenLoss:
     clipped = clipped_loss(terms, terms.ratio_T, settings)
     if settings.dual_clip is None:
         return clipped
-    A_T, bound_T = terms.advantages_T, -settings.dual_clip * terms.advantages_T
-    held_T = (A_T < 0).logical_and(clipped.loss_T > bound_T)
-    loss_T = bound_T.where(held_T, clipped.loss_T)
+    bound_T = terms.advantages_T * -settings.dual_clip
+    held_T = (clipped.loss_T.detach() - bound_T).relu().sign() * (-terms.advantages_T).sign().relu()
+    loss_T = (bound_T * held_T).addcmul(clipped.loss_T, 1 - held_T)
     return TokenLoss(loss_T, {**clipped.means, "dual_clip_fraction": held_T}, clipped.maxima)
 
 
@@ -87,10 +87,10 @@ def topr(terms: Terms, settings: LossSettings) -> TokenLoss:
 
     The sign is that of the reward, not of the advantage. Weights other than 1: weighted TOPR.
     """
-    positive_T = terms.rewards_T > 0
+    positive_T = terms.rewards_T.sign().relu()
     clipped_T = terms.ratio_T.detach().clamp(max=1.0)
-    tapered_T = clipped_T if settings.topr_negative_weight == 1 else clipped_T * settings.topr_negative_weight
-    factor_T = tapered_T.masked_fill(positive_T, settings.topr_positive_weight)
+    tapered_T = clipped_T * (1 - positive_T) * settings.topr_negative_weight
+    factor_T = positive_T * settings.topr_positive_weight + tapered_T
     return TokenLoss(
         -factor_T * terms.advantages_T * terms.logprobs_T,
         means={"topr_positive_fraction": positive_T, "ratio_clipped_mean": clipped_T},
@@ -104,7 +104,7 @@ def decoupled_ppo(terms: Terms, settings: LossSettings) -> TokenLoss:
     inner = ppo(terms, settings)
     raw_T = bounded_exp(terms.log_weight_T)
     weight_T = raw_T.clamp(max=settings.decoupled_cap)
-    means = {"correction_weight_mean": weight_T, "corrected_fraction": raw_T > settings.decoupled_cap}
+    means = {"correction_weight_mean": weight_T, "corrected_fraction": (raw_T - weight_T).sign()}
     return TokenLoss(weight_T * inner.loss_T, {**inner.means, **means}, inner.maxima)
 
 
@@ -127,10 +127,12 @@ def kimi15(terms: Terms, settings: LossSettings) -> TokenLoss:
 def sapo(terms: Terms, settings: LossSettings) -> TokenLoss:
     """-f(rho) A with f(x) = (4 / tau) sigmoid(tau (x - 1)), a soft gate (2511.20347); tau 1.0 for A > 0, 1.05 else."""
     A_T = terms.advantages_T
-    positive, negative = settings.sapo_tau_positive, settings.sapo_tau_negative
-    tau_T = A_T.new_full((), negative).where(A_T <= 0, positive)
+    positive_T = A_T.sign().relu()
+    tau_T = (
+        positive_T * (settings.sapo_tau_positive - settings.sapo_tau_negative) + settings.sapo_tau_negative
+    )
     gate_T = (tau_T * (terms.ratio_T - 1)).sigmoid()
-    return TokenLoss((gate_T * (-4.0 * A_T / tau_T)), means={"sapo_gate_mean": gate_T})
+    return TokenLoss(gate_T * (A_T * -4 / tau_T), means={"sapo_gate_mean": gate_T})
 
 
 @policy_loss("gmpo")
@@ -140,13 +142,13 @@ def gmpo(terms: Terms, settings: LossSettings) -> TokenLoss:
     A token's log-ratio is clipped on the pessimistic side: at +clip where A > 0, at -clip where A < 0 (0.4).
     """
     A_T, log_ratio_T = terms.advantages_T, terms.log_ratio_T
-    sign_T = A_T.sign()
-    towards_T = sign_T * log_ratio_T
-    clipped_T = sign_T * towards_T.clamp(max=settings.gmpo_clip)
-    mean_T = bounded_exp(terms.sequence_mean(clipped_T))
+    towards_T = A_T.sign() * log_ratio_T.detach()
+    held_T = (towards_T - settings.gmpo_clip).relu().sign()
+    bound_T = A_T.sign() * settings.gmpo_clip
+    mean_T = bounded_exp(terms.sequence_mean((bound_T * held_T).addcmul(log_ratio_T, 1 - held_T)))
     return TokenLoss(
         -A_T * mean_T,
-        means={"clip_fraction": towards_T.detach() > settings.gmpo_clip, "ratio_clipped_mean": mean_T},
+        means={"clip_fraction": held_T, "ratio_clipped_mean": mean_T},
         maxima={"ratio_clipped_max": mean_T},
     )
 
@@ -160,12 +162,13 @@ def sft(terms: Terms, settings: LossSettings) -> TokenLoss:
 def _weighted(terms: Terms, ratio_T: torch.Tensor, lowest: float, highest: float) -> TokenLoss:
     """-clip(ratio) A lp, the ratio without gradient."""
     clipped_T = ratio_T.clamp(lowest, highest)
-    high_T, low_T = ratio_T > highest, ratio_T < lowest
+    side_T = (ratio_T - clipped_T).sign()
+    high_T = side_T.relu()
     return TokenLoss(
         -clipped_T * terms.advantages_T * terms.logprobs_T,
         means={
-            "clip_fraction": high_T.logical_or(low_T),
-            "clip_fraction_low": low_T,
+            "clip_fraction": side_T.abs(),
+            "clip_fraction_low": high_T - side_T,
             "clip_fraction_high": high_T,
             "ratio_clipped_mean": clipped_T,
         },

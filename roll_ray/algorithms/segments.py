@@ -27,21 +27,29 @@ class Segments:
 
     def sum_T(self, x_T: torch.Tensor) -> torch.Tensor:
         """At each token the sum over its sample, [T], with gradient."""
-        return _SampleSum.apply(x_T, self)
+        return _SampleSum.apply(x_T, self, None)
 
     def mean_T(self, x_T: torch.Tensor) -> torch.Tensor:
         """At each token the mean over its sample, [T], with gradient."""
-        return self.sum_T(x_T) / self.spread(self.lengths_B.to(x_T.dtype))
+        return _SampleSum.apply(x_T, self, self.lengths_B.to(x_T.dtype))
 
 
 class _SampleSum(torch.autograd.Function):
-    """Sum over a sample, spread to its tokens: a symmetric matrix, so that backward is forward."""
+    """Sum over a sample, divided by its divisor, spread to its tokens: a symmetric matrix, so that backward is
+    forward."""
 
     @staticmethod
-    def forward(ctx: Any, x_T: torch.Tensor, segments: Segments) -> torch.Tensor:
-        ctx.segments = segments
-        return segments.spread(segments.sums_B(x_T))
+    def forward(
+        ctx: Any, x_T: torch.Tensor, segments: Segments, divisors_B: torch.Tensor | None
+    ) -> torch.Tensor:
+        ctx.segments, ctx.divisors_B = segments, divisors_B
+        return _summed(x_T, segments, divisors_B)
 
     @staticmethod
-    def backward(ctx: Any, *gradients_T: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return ctx.segments.spread(ctx.segments.sums_B(gradients_T[0])), None
+    def backward(ctx: Any, *gradients_T: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return _summed(gradients_T[0], ctx.segments, ctx.divisors_B), None, None
+
+
+def _summed(x_T: torch.Tensor, segments: Segments, divisors_B: torch.Tensor | None) -> torch.Tensor:
+    sums_B = segments.sums_B(x_T)
+    return segments.spread(sums_B if divisors_B is None else sums_B / divisors_B)
