@@ -18,8 +18,9 @@ from roll_ray import __version__
 from roll_ray.errors import RollRayError
 from roll_ray.home import has_checkpoint
 from roll_ray.settings_io import load_settings
-from roll_ray.tracking.report import write_report
+from roll_ray.tracking.report import how_it_ended, write_report
 from roll_ray.tracking.run_folder import RunRecord, read_record
+from roll_ray.tracking.run_lock import refuse_held
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,7 +38,7 @@ def _plan(options: argparse.Namespace) -> int:
     for problem in plan.problems:
         print(f"wrong: {problem}")
     print(
-        "nothing is wrong with the settings; model and data are looked at when a run starts"
+        "nothing is wrong so far; weights, tokenizer and the rest of the data are read when a run starts"
         if not plan.problems
         else f"{len(plan.problems)} to mend before it can run"
     )
@@ -51,6 +52,7 @@ def _run(options: argparse.Namespace) -> NoReturn:
 def _resume(options: argparse.Namespace) -> NoReturn:
     folder = Path(options.run_dir).expanduser().absolute()
     record = read_record(folder)
+    refuse_held(folder)
     if not has_checkpoint(folder):
         raise RollRayError(
             f"{folder} has no checkpoint to go on from",
@@ -64,7 +66,11 @@ def _resume(options: argparse.Namespace) -> NoReturn:
 
 
 def _report(options: argparse.Namespace) -> int:
-    print(write_report(Path(options.run_dir).expanduser()))
+    folder = Path(options.run_dir).expanduser()
+    page = write_report(folder)
+    for line in how_it_ended(folder):
+        print(line, file=sys.stderr)
+    print(page)
     return 0
 
 

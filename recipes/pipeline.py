@@ -34,7 +34,7 @@ from roll_ray.sample import Prompt
 from roll_ray.scoring import Scorer
 from roll_ray.settings import RunSettings
 from roll_ray.tracking.display import open_display
-from roll_ray.tracking.run_folder import RunFolder
+from roll_ray.tracking.run_folder import RunFolder, begin, last_heldout_accuracy
 from roll_ray.tracking.run_tracker import RunTracker
 from roll_ray.tracking.tensorboard_sink import TensorBoardSink
 from roll_ray.tracking.timeline import Timeline
@@ -68,11 +68,12 @@ class Pipeline:
         """Start the workers, train, and leave nothing behind."""
         checkpoints = CheckpointFolder(self.folder, self.settings.keep_checkpoints)
         checkpoint = self._checkpoint_to_resume(checkpoints)
+        sweep_stale()  # before the checks: they count free memory
         check_before_start(self.settings, self.task)
-        sweep_stale()
         with session(self.settings, f"roll-ray/{self.name}") as ray_session:
             if missing := missing_devices(self.settings, ray_session.devices):
                 raise SettingsError("\n".join(missing))
+            begin(self.folder)
             async with contextlib.AsyncExitStack() as stack:
                 hired = staffed(self.settings, self.task, self.rules, ray_session, self.folder)
                 try:
@@ -84,7 +85,10 @@ class Pipeline:
                 engines = await stack.enter_async_context(self._engines(staff, tracker))
                 self.staff, self.engines = staff, engines
                 controller = self._controller(staff, engines, tracker, checkpoints)
-                return await _while_trainers_live(staff, controller.run(checkpoint))
+                result = await _while_trainers_live(staff, controller.run(checkpoint))
+                if result.interrupted and result.step:  # at once: Ray may be gone, and end this process meanwhile
+                    tracker.say(f"step {result.step} is saved; ending the workers")
+                return result
 
     def _checkpoint_to_resume(self, checkpoints: CheckpointFolder) -> Checkpoint | None:
         if not self.settings.resume:
@@ -152,10 +156,12 @@ class Pipeline:
     async def _tracker(self, staff: Staff, checkpoint: Checkpoint | None) -> AsyncIterator[RunTracker]:
         done = checkpoint.step if checkpoint is not None else 0
         tokenizer = load_tokenizer(self.settings.model)
+        folder = RunFolder(self.folder, done)
+        known = {"heldout_accuracy": last_heldout_accuracy(self.folder)}
         tracker = RunTracker(
-            folder=RunFolder(self.folder, done),
+            folder=folder,
             timeline=Timeline(self.folder / "timeline.json"),
-            display=open_display(self.settings.max_steps, done),
+            display=open_display(self.settings.max_steps, done, known=known),
             decode=tokenizer.decode,
             shown=tuple,
             sinks=(TensorBoardSink(self.folder / "tensorboard", done), RayMetricsSink(self.name)),

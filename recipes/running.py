@@ -21,7 +21,8 @@ from roll_ray.home import RunPlace, has_checkpoint, inside_ray_job, resolve_run_
 from roll_ray.settings import RunSettings
 from roll_ray.settings_io import flat, read_settings
 from roll_ray.tracking.report import write_report
-from roll_ray.tracking.run_folder import RunRecord, held, prepare, read_settings_of
+from roll_ray.tracking.run_folder import RunRecord, prepare, read_settings_of, record_failure
+from roll_ray.tracking.run_lock import held
 
 S = TypeVar("S", bound=RunSettings)
 
@@ -83,6 +84,7 @@ def execute(recipe: Recipe, settings: RunSettings) -> int:
         try:
             result = asyncio.run(_run(recipe.build(settings.model_copy(update=definite))))
         except (KeyboardInterrupt, Exception) as error:
+            record_failure(place.folder, error)
             if has_checkpoint(place.folder) or isinstance(error, KeyboardInterrupt):
                 error.add_note(_what_is_saved(place.folder))
             raise

@@ -12,6 +12,7 @@ from platformdirs import user_data_path
 
 from roll_ray.errors import SettingsError
 from roll_ray.settings import RunSettings
+from roll_ray.tracking.run_lock import LOCK, RECORD, refuse_held
 
 _RAY_JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Ray's job supervisor hands a submitted driver its configuration under this (oddly named) variable."""
@@ -58,11 +59,13 @@ def resolve_run_dir(
 ) -> RunPlace:
     """Where this run is written. Makes nothing.
 
-    Raises SettingsError when the folder already holds a run and `resume` is not set, when it holds something
-    else, and for a relative `run_dir` in a Ray job. `resume` without `run_name` and `run_dir` means the newest
-    run of the recipe that has a checkpoint.
+    Raises RollRayError when a run is writing the folder, SettingsError when it holds a run and `resume` is not set,
+    when it holds something else, and for a relative `run_dir` in a Ray job. `resume` without `run_name` and
+    `run_dir` means the newest run of the recipe that has a checkpoint.
     """
     folder = _folder(settings, recipe_name, in_ray_job, now or datetime.now())
+    if folder is not None:
+        refuse_held(folder)
     if settings.resume and folder is not None and has_checkpoint(folder):
         return RunPlace(folder, settings.run_name or folder.name, True, f"going on with {folder}")
     if folder is None:
@@ -116,7 +119,8 @@ def _refuse_used(folder: Path) -> None:
             next_step=f"choose another run_name, go on with it (resume=true, or `roll-ray resume {folder}`), "
             "or remove the folder",
         )
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / "run.json").is_file():
+    others = {p.name for p in folder.iterdir()} - {LOCK} if folder.is_dir() else set()
+    if others and RECORD not in others:  # a lock alone: a start that was killed in its first moment
         raise SettingsError(
             f"{folder} is not empty and not a run of roll-ray",
             next_step="name a new folder with run_dir=, or give a run_name",

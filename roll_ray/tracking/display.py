@@ -29,10 +29,18 @@ class Display(Protocol):
     def close(self) -> None: ...
 
 
-def open_display(max_steps: int, first_step: int, console: Console | None = None) -> Display:
-    """The live panel when the console is a terminal, else lines. `first_step` is the last step already done."""
+def open_display(
+    max_steps: int,
+    first_step: int,
+    console: Console | None = None,
+    *,
+    known: Mapping[str, Value] | None = None,
+) -> Display:
+    """The live panel when the console is a terminal, else lines. `first_step` is the last step already done;
+    `known` are figures that stay as they are until they are measured again."""
     console = console or Console()
     progress = Progress(max_steps, first_step)
+    progress.last |= known or {}
     return LiveDisplay(console, progress) if console.is_terminal else LineDisplay(console, progress)
 
 

@@ -8,16 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from roll_ray.settings_io import flat
+from roll_ray.settings_values import shown
 from roll_ray.tracking.jsonl import read_lines
 from roll_ray.tracking.metrics import DECLARED, SECTIONS
 from roll_ray.tracking.run_folder import (
     TRAJECTORIES,
     WARNINGS,
+    Failure,
     RunRecord,
+    read_failure,
     read_metrics,
     read_record,
     read_settings_of,
 )
+from roll_ray.tracking.run_lock import writer_of
 
 MAX_TRAJECTORIES = 60
 
@@ -31,6 +35,7 @@ h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2.5rem; border-bot
 table { border-collapse: collapse; width: 100%; font-size: .85rem }
 td, th { border-bottom: 1px solid #eee; padding: .3rem .6rem; text-align: left; vertical-align: top }
 pre { white-space: pre-wrap; margin: 0; font-size: .8rem } .warning { background: #fff4d6; padding: .6rem 1rem }
+.failure { background: #ffe1dd; padding: .6rem 1rem }
 """
 
 
@@ -38,7 +43,7 @@ def write_report(folder: Path) -> Path:
     """Write `report.html` into the folder of a run, whatever it has got to, and give its path."""
     record, metrics = read_record(folder), read_metrics(folder)
     parts = [
-        _heading(folder, record, metrics),
+        _heading(folder, record, metrics, read_failure(folder)),
         _warnings(list(read_lines(folder / WARNINGS))),
         _curves(metrics),
         _trajectories(list(read_lines(folder / TRAJECTORIES))),
@@ -54,7 +59,31 @@ def write_report(folder: Path) -> Path:
     return path
 
 
-def _heading(folder: Path, record: RunRecord, metrics: Sequence[Mapping[str, Any]]) -> str:
+def how_it_ended(folder: Path) -> list[str]:
+    """What to know before opening the page: that no step was finished, and the error that ended the run."""
+    failure, lines = read_failure(folder), []
+    if not _finished_steps(read_metrics(folder)):
+        lines.append("no step was finished")
+    if failure is not None:
+        lines.append(f"the run ended with an error, {failure.when}:\n{failure.text}")
+    elif lines:
+        writer = writer_of(folder)
+        lines.append(
+            f"the run is under way ({writer})"
+            if writer
+            else "no error is recorded: the run was interrupted, or killed from outside"
+        )
+    return lines
+
+
+def _finished_steps(metrics: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Without step 0, which is the evaluation before the first."""
+    return [row["step"] for row in metrics if row["step"] > 0]
+
+
+def _heading(
+    folder: Path, record: RunRecord, metrics: Sequence[Mapping[str, Any]], failure: Failure | None
+) -> str:
     lines = [
         f"Recipe {record.recipe}, roll-ray {record.version}, last started {record.started}.",
         f"Command: {' '.join(record.command)}",
@@ -62,10 +91,21 @@ def _heading(folder: Path, record: RunRecord, metrics: Sequence[Mapping[str, Any
     accuracy = [row["heldout_accuracy"] for row in metrics if row.get("heldout_accuracy") is not None]
     if accuracy:
         lines.append(f"Held-out accuracy: {accuracy[0]:.3f} at first, {accuracy[-1]:.3f} at last.")
-    lines.append(f"Last finished step: {metrics[-1]['step']}." if metrics else "No step is finished yet.")
-    return f"<h1>{html.escape(folder.name)}</h1>\n" + "\n".join(
-        f"<p>{html.escape(line)}</p>" for line in lines
+    steps = _finished_steps(metrics)
+    none = "No step is finished yet." if failure is None else "No step was finished."
+    lines.append(f"Last finished step: {steps[-1]}." if steps else none)
+    return (
+        f"<h1>{html.escape(folder.name)}</h1>\n"
+        + _failure(failure)
+        + "\n".join(f"<p>{html.escape(line)}</p>" for line in lines)
     )
+
+
+def _failure(failure: Failure | None) -> str:
+    if failure is None:
+        return ""
+    text = html.escape(failure.trace or failure.text)
+    return f'<div class="failure">The run ended with an error, {failure.when}:<pre>{text}</pre></div>\n'
 
 
 def _warnings(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -137,12 +177,10 @@ def _figure_html(figure: Any, title: str, meaning: str, log_scale: bool) -> str:
 
 def _trajectories(rows: Sequence[Mapping[str, Any]]) -> str:
     columns = ("step", "prompt", "response", "reference", "reward", "reason")
-    shown = rows[-MAX_TRAJECTORIES:]
-    body = _table(
-        columns, ([_reward(row) if c == "reward" else row.get(c) for c in columns] for row in shown)
-    )
+    last = rows[-MAX_TRAJECTORIES:]
+    body = _table(columns, ([_reward(row) if c == "reward" else row.get(c) for c in columns] for row in last))
     note = (
-        f"The last {len(shown)} of {len(rows)} kept; all are in {TRAJECTORIES}." if rows else "None kept yet."
+        f"The last {len(last)} of {len(rows)} kept; all are in {TRAJECTORIES}." if rows else "None kept yet."
     )
     return f"<h2>Answers</h2><p>{note}</p>" + (body if rows else "")
 
@@ -158,6 +196,7 @@ def _settings(plain: Mapping[str, Any]) -> str:
 def _table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     head = "".join(f"<th>{html.escape(c)}</th>" for c in columns)
     body = "\n".join(
-        "<tr>" + "".join(f"<td><pre>{html.escape(str(v))}</pre></td>" for v in row) + "</tr>" for row in rows
+        "<tr>" + "".join(f"<td><pre>{html.escape(shown(v))}</pre></td>" for v in row) + "</tr>"
+        for row in rows
     )
     return f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>"

@@ -1,11 +1,12 @@
 """The folder of a run. Everything that `report` and `resume` need is in it.
 
-run.lock             held by the process that writes the folder
+run.lock             held by the process that writes the folder, and names it (roll_ray.tracking.run_lock)
 run.json             the recipe, the version of roll-ray, when it was started and how
 settings.yaml        the resolved settings; `roll-ray run RECIPE @settings.yaml` runs them again
 metrics.jsonl        a line a step
 trajectories.jsonl   a few answers a step, with reward and reason
 warnings.jsonl       what the run warned of
+failure.json         the error that ended the run, if one did
 timeline.json        phases, for Perfetto
 tensorboard/         the metrics once more
 checkpoints/         see roll_ray.checkpoint
@@ -14,13 +15,11 @@ report.html          written by `roll-ray report`
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import math
-import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,11 +31,11 @@ from roll_ray.settings import RunSettings
 from roll_ray.settings_values import read_yaml, to_yaml
 from roll_ray.tracking.jsonl import LineWriter, keep_lines, read_lines
 from roll_ray.tracking.metrics import DECLARED, REQUIRED, Value, check_declared
+from roll_ray.tracking.run_lock import FAILURE, RECORD, SETTINGS, cannot_be_written
 from roll_ray.tracking.trajectories import Trajectory
 
 METRICS, TRAJECTORIES, WARNINGS = "metrics.jsonl", "trajectories.jsonl", "warnings.jsonl"
 TIMELINE, TENSORBOARD = "timeline.json", "tensorboard"
-LOCK = "run.lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,51 +65,56 @@ def prepare(folder: Path, settings: RunSettings, record: RunRecord) -> None:
     """Write down what is run, in the folder of a run that starts or resumes. Disk faults are RollRayErrors."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "run.json").write_text(json.dumps(asdict(record), indent=1) + "\n")
-        (folder / "settings.yaml").write_text(to_yaml(settings.plain()), encoding="utf-8")
+        (folder / RECORD).write_text(json.dumps(asdict(record), indent=1) + "\n")
+        (folder / SETTINGS).write_text(to_yaml(settings.plain()), encoding="utf-8")
+        (folder / FAILURE).unlink(missing_ok=True)  # of an earlier start
     except OSError as error:
-        raise _cannot_be_written(folder, error) from error
+        raise cannot_be_written(folder, error) from error
 
 
-@contextlib.contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Make the folder of a run and hold it: two runs in one folder would write over each other.
+def begin(folder: Path) -> None:
+    """Workers are about to start: from now on the folder is kept, however the run ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / METRICS).touch()
 
-    Raises RollRayError when another process holds it, and for disk faults."""
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How a run ended. `text` is the error as the user saw it, `trace` where it came from (faults of ours)."""
+
+    when: str
+    text: str
+    trace: str = ""
+
+
+def record_failure(folder: Path, error: BaseException) -> None:
+    """Keep what ended the run, for the report. A disk that cannot be written is only said: `error` matters more."""
+    when = datetime.now(UTC).isoformat(timespec="seconds")
+    if isinstance(error, RollRayError):
+        failure = Failure(when, str(error))
+    elif isinstance(error, KeyboardInterrupt):
+        failure = Failure(when, "interrupted: it was ended before the last finished step could be saved")
+    else:
+        trace = "".join(traceback.format_exception(error))
+        failure = Failure(when, f"{type(error).__name__}: {error}".strip().removesuffix(":"), trace)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise _cannot_be_written(folder, error) from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        raise RollRayError(
-            f"the run {folder} is under way",
-            why="another process is writing it",
-            next_step="wait for its end, or interrupt it first; for a second run choose another run_name",
-        ) from None
-    except OSError as error:  # file systems without locks exist; there the user has to take care
-        print(f"note: {folder} cannot be locked ({error.strerror}): start no second run in it", flush=True)
-    try:
-        yield
-    finally:
-        os.close(lock)
+        (folder / FAILURE).write_text(json.dumps(asdict(failure), indent=1) + "\n", encoding="utf-8")
+    except OSError as fault:
+        print(f"note: {folder / FAILURE} could not be written ({fault.strerror})", file=sys.stderr)
 
 
-def _cannot_be_written(folder: Path, error: OSError) -> RollRayError:
-    return RollRayError(
-        f"the run folder {folder} cannot be written",
-        why=error.strerror or str(error),
-        next_step="name another place with run_dir=, or mend permissions and room there",
-    )
+def read_failure(folder: Path) -> Failure | None:
+    """What ended the run when it was last started; None when nothing is recorded."""
+    try:
+        return Failure(**json.loads((folder / FAILURE).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):  # none, or cut short by a full disk
+        return None
 
 
 def read_record(folder: Path) -> RunRecord:
     """The record of a run. Raises RollRayError when `folder` is not the folder of a run."""
     try:
-        plain = json.loads((folder / "run.json").read_text())
+        plain = json.loads((folder / RECORD).read_text())
         return RunRecord(**plain | {"command": tuple(plain["command"])})
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RollRayError(
@@ -122,7 +126,7 @@ def read_record(folder: Path) -> RunRecord:
 
 def read_settings_of(folder: Path) -> dict[str, Any]:
     """The plain resolved settings of a run."""
-    return read_yaml(folder / "settings.yaml")
+    return read_yaml(folder / SETTINGS)
 
 
 class RunFolder:
@@ -167,3 +171,11 @@ class RunFolder:
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     return list(read_lines(folder / METRICS))
+
+
+def last_heldout_accuracy(folder: Path) -> float | None:
+    """The last one measured: it stays true until the next evaluation, between which the lines have null."""
+    known = [
+        row["heldout_accuracy"] for row in read_metrics(folder) if row.get("heldout_accuracy") is not None
+    ]
+    return known[-1] if known else None

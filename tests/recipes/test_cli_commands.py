@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -47,7 +48,9 @@ class Toy:
 
         print("definite:", json.dumps(self.settings.plain()), flush=True)
         if self.settings.seed == 13:
-            raise RollRayError("no luck", why="the seed is 13", next_step="take another")
+            (Path(self.settings.run_dir) / "metrics.jsonl").touch()  # as a pipeline does when its workers start
+        if self.settings.seed in (12, 13):
+            raise RollRayError("no luck", why=f"the seed is {self.settings.seed}", next_step="take another")
         if self.settings.waits:
             print("waiting", flush=True)
             await self.interrupt.wait()
@@ -170,6 +173,44 @@ def test_resume_without_a_checkpoint_is_an_error_that_says_how_to_start_again(to
     assert done.returncode == 1
     assert "has no checkpoint" in done.stderr
     assert f"roll-ray run {toy}" in done.stderr
+
+
+def test_resume_of_a_run_that_is_under_way_says_so_and_what_to_do(toy: Path) -> None:
+    command = [sys.executable, "toy.py", "run_name=a", "waits=true"]
+    run = subprocess.Popen(command, cwd=toy.parent, stdout=subprocess.PIPE, text=True)
+    try:
+        assert run.stdout is not None
+        while run.stdout.readline() != "waiting\n":
+            assert run.poll() is None
+        done = roll_ray("resume", "runs/a", cwd=toy.parent)
+        assert done.returncode == 1
+        assert f"the run {toy.parent}/runs/a is under way" in done.stderr
+        assert f"process {run.pid} on {socket.gethostname()}" in done.stderr
+        assert f"kill -INT {run.pid}" in done.stderr
+        assert "checkpoint" not in done.stderr
+    finally:
+        run.send_signal(signal.SIGINT)
+        run.communicate(timeout=30)
+
+
+def test_a_start_that_fails_before_anything_ran_leaves_no_folder(toy: Path) -> None:
+    done = roll_ray("run", "toy.py", "run_name=a", "seed=12", cwd=toy.parent)
+    assert done.returncode == 1
+    assert not (toy.parent / "runs" / "a").exists()
+    assert roll_ray("run", "toy.py", "run_name=a", cwd=toy.parent).returncode == 0
+
+
+def test_the_report_of_a_run_that_failed_says_that_no_step_was_finished_and_why(
+    toy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    roll_ray("run", "toy.py", "run_name=a", "seed=13", cwd=toy.parent)
+    assert main(["report", "runs/a"]) == 0
+    said = capsys.readouterr()
+    assert said.out == "runs/a/report.html\n"
+    assert said.err.startswith("no step was finished\nthe run ended with an error, ")
+    assert said.err.endswith("no luck\n  why:  the seed is 13\n  next: take another\n")
+    assert "the seed is 13" in Path("runs/a/report.html").read_text()
+    assert roll_ray("run", "toy.py", "run_name=a", cwd=toy.parent).returncode == 0, "the name stays usable"
 
 
 def test_resume_of_something_else_is_an_error(toy: Path) -> None:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from roll_ray.errors import SettingsError
+from roll_ray.errors import RollRayError, SettingsError
 from roll_ray.home import home, inside_ray_job, models_dir, resolve_run_dir
 from roll_ray.settings import RunSettings
+from roll_ray.tracking.run_lock import held
 
 NOW = datetime(2030, 1, 2, 3, 4, 5)
 
@@ -80,6 +81,25 @@ def test_a_run_that_never_finished_a_step_can_be_started_again(tmp_path: Path) -
     (tmp_path / "runs" / "a").mkdir(parents=True)
     (tmp_path / "runs" / "a" / "run.json").write_text("{}")
     assert not resolve_run_dir(settings(run_name="a"), "grpo", in_ray_job=False).resumes
+
+
+def test_a_start_that_was_killed_in_its_first_moment_leaves_the_name_usable(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "a").mkdir(parents=True)
+    (tmp_path / "runs" / "a" / "run.lock").write_text("")
+    assert not resolve_run_dir(settings(run_name="a"), "grpo", in_ray_job=False).resumes
+
+
+def test_a_run_that_is_under_way_is_said_to_be(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "a"
+    with held(folder):
+        checkpoint(folder)
+        for given in (
+            {"run_name": "a"},
+            {"run_name": "a", "resume": True},
+            {"resume": True, "run_dir": folder},
+        ):
+            with pytest.raises(RollRayError, match=f"the run {folder} is under way"):
+                resolve_run_dir(settings(**given), "grpo", in_ray_job=False)
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:

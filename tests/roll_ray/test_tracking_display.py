@@ -61,6 +61,16 @@ def test_a_resumed_run_counts_from_its_step() -> None:
     assert progress.left_s() == pytest.approx(4.0)
 
 
+def test_a_resumed_run_shows_the_accuracy_that_is_known_until_the_next_evaluation() -> None:
+    out = io.StringIO()
+    display = open_display(10, 7, Console(file=out, width=20), known={"heldout_accuracy": 0.125})
+    display.step(8, {"reward_mean": 0.5, "heldout_accuracy": None})
+    display.step(9, {"heldout_accuracy": 0.25})
+    first, second = out.getvalue().splitlines()
+    assert "held-out accuracy 0.125" in first
+    assert "held-out accuracy 0.250" in second
+
+
 def test_durations_are_read_at_a_glance() -> None:
     assert [duration(s) for s in (5, 65, 7200)] == ["0:05", "1:05", "2:00:00"]
 

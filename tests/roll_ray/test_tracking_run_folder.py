@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -12,16 +14,19 @@ from roll_ray.errors import RollRayError
 from roll_ray.settings import RunSettings
 from roll_ray.settings_values import to_yaml
 from roll_ray.tracking import metrics as registry
-from roll_ray.tracking.report import write_report
+from roll_ray.tracking.report import how_it_ended, write_report
 from roll_ray.tracking.run_folder import (
     RunFolder,
     RunRecord,
-    held,
+    begin,
+    last_heldout_accuracy,
     prepare,
     read_metrics,
     read_record,
     read_settings_of,
+    record_failure,
 )
+from roll_ray.tracking.run_lock import held, writer_of
 from roll_ray.tracking.tensorboard_sink import TensorBoardSink
 from roll_ray.tracking.trajectories import Trajectory
 
@@ -169,8 +174,45 @@ def test_the_report_is_one_file_made_from_the_run_folder_alone(tmp_path: Path) -
 
 
 def test_a_report_of_a_run_without_a_finished_step_says_so(tmp_path: Path) -> None:
-    prepared(tmp_path)
+    prepared(tmp_path).record(0, {"heldout_accuracy": 0.1})
     assert "No step is finished yet." in write_report(tmp_path).read_text()
+    assert how_it_ended(tmp_path) == [
+        "no step was finished",
+        "no error is recorded: the run was interrupted, or killed from outside",
+    ]
+
+
+def test_a_report_of_a_run_that_failed_begins_with_the_failure(tmp_path: Path) -> None:
+    prepared(tmp_path)
+    record_failure(tmp_path, RollRayError("no <room>", why="it is full", next_step="mend it"))
+    page = write_report(tmp_path).read_text()
+    assert "no &lt;room&gt;\n  why:  it is full" in page
+    assert page.index("no &lt;room&gt;") < page.index("Recipe toy") < page.index("No step was finished.")
+    assert how_it_ended(tmp_path)[0] == "no step was finished"
+    assert how_it_ended(tmp_path)[1].endswith("no <room>\n  why:  it is full\n  next: mend it")
+
+
+def test_the_failure_of_an_earlier_start_is_forgotten(tmp_path: Path) -> None:
+    prepared(tmp_path).record(1, {})
+    record_failure(tmp_path, ZeroDivisionError("ours"))
+    assert how_it_ended(tmp_path)[0].endswith("ZeroDivisionError: ours")
+    prepare(tmp_path, RunSettings(model="m"), RunRecord.now("toy", tmp_path / "toy.py"))
+    assert how_it_ended(tmp_path) == []
+
+
+def test_the_report_shows_settings_as_yaml_has_them(tmp_path: Path) -> None:
+    prepared(tmp_path)
+    page = write_report(tmp_path).read_text()
+    for name, value in {"data": "null", "deterministic": "false", "devices.rollout": "[0, 1]"}.items():
+        assert f"<td><pre>{name}</pre></td><td><pre>{value}</pre></td>" in page
+
+
+def test_the_last_known_accuracy_is_that_of_the_last_evaluation(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    assert last_heldout_accuracy(tmp_path) is None
+    for step, accuracy in enumerate([0.1, None, 0.0, None]):
+        run.record(step, {"heldout_accuracy": accuracy})
+    assert last_heldout_accuracy(tmp_path) == 0.0
 
 
 def test_settings_yaml_can_be_given_back_to_a_recipe(tmp_path: Path) -> None:
@@ -183,10 +225,55 @@ def test_settings_yaml_can_be_given_back_to_a_recipe(tmp_path: Path) -> None:
 
 def test_a_folder_that_a_run_is_writing_is_refused_until_that_run_has_ended(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "a"
-    with held(folder), pytest.raises(RollRayError, match="is under way"), held(folder):
-        pass
+    with held(folder):
+        with pytest.raises(RollRayError, match="is under way") as raised, held(folder):
+            pass
+        assert f"process {os.getpid()} on {socket.gethostname()}" in raised.value.why
+        assert f"kill -INT {os.getpid()}" in raised.value.next_step
+        assert writer_of(folder) is not None
+    assert writer_of(folder) is None
     with held(folder):
         pass
+
+
+def fail_in(folder: Path, *written: str, started: bool = False) -> None:
+    """A start that writes these files and fails."""
+
+    def run() -> None:
+        with held(folder):
+            prepare(folder, RunSettings(model="m"), RunRecord.now("toy", folder / "toy.py"))
+            if started:
+                begin(folder)
+            for name in written:
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).write_text("")
+            record_failure(folder, RollRayError("no luck"))
+            raise RollRayError("no luck")
+
+    with pytest.raises(RollRayError, match="no luck"):
+        run()
+
+
+def test_a_folder_in_which_nothing_ran_is_gone_after_a_fault(tmp_path: Path) -> None:
+    fail_in(tmp_path / "runs" / "a")
+    assert not (tmp_path / "runs" / "a").exists()
+
+
+@pytest.mark.parametrize("kept", ["events.jsonl", "notes.txt", "checkpoints/step-000001/manifest.json"])
+def test_a_folder_with_anything_else_in_it_is_kept_after_a_fault(tmp_path: Path, kept: str) -> None:
+    fail_in(tmp_path / "a", kept)
+    assert (tmp_path / "a" / kept).exists()
+    assert how_it_ended(tmp_path / "a")[1].endswith("no luck")
+
+
+def test_a_folder_that_was_there_before_is_kept_after_a_fault(tmp_path: Path) -> None:
+    fail_in(tmp_path)
+    assert tmp_path.is_dir()
+
+
+def test_a_folder_is_kept_once_workers_start(tmp_path: Path) -> None:
+    fail_in(tmp_path / "a", started=True)
+    assert how_it_ended(tmp_path / "a")[1].endswith("no luck")
 
 
 def test_a_place_where_no_folder_can_be_made_is_named(tmp_path: Path) -> None:
