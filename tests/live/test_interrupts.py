@@ -133,6 +133,15 @@ def test_sigint_in_mid_start_up(folder, letter_model):
     assert not (folder / "runs" / "letters-run-2" / "checkpoints").exists()
 
 
+def test_sigterm_to_the_whole_group_saves_the_step_though_rays_daemons_end_first(folder, letter_model):
+    words = ("run_name=letters-run-4", "harm=SIGTERM group rollout 3", *SMALL)
+    with letters(folder, letter_model, *words) as program:
+        assert program.ended() != 0, "Ray ends the program itself 20 s after its daemons are gone"
+        assert seconds_to_end(program) < 40
+    assert "step 1 is saved" in program.output
+    assert saved_step(folder / "runs" / "letters-run-4") == 1
+
+
 def test_a_reward_that_breaks_ends_the_run_with_its_reason_and_the_last_step_saved(folder, letter_model):
     with letters(folder, letter_model, "run_name=letters-run-3", "reward=tired", *SMALL) as program:
         assert program.ended() == 1
