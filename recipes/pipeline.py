@@ -86,7 +86,8 @@ class Pipeline:
                 self.staff, self.engines = staff, engines
                 controller = self._controller(staff, engines, tracker, checkpoints)
                 result = await _while_trainers_live(staff, controller.run(checkpoint))
-                if result.interrupted and result.step:  # at once: Ray may be gone, and end this process meanwhile
+                if result.interrupted and result.step:
+                    # now: Ray may be gone, and would end this process before the last lines of the run
                     tracker.say(f"step {result.step} is saved; ending the workers")
                 return result
 
