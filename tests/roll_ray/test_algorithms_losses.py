@@ -16,43 +16,11 @@ from roll_ray.algorithms.metric_sums import merge_sums
 from roll_ray.algorithms.token_batch import PolicyOutput
 from roll_ray.batch import Batch
 from roll_ray.errors import SettingsError
-from roll_ray.sample import Reward, Role, Sample, SamplingDistribution
-from schedulers.protocol import SampleId, Visit
+from roll_ray.sample import Role
+from tests.roll_ray.loss_cases import batch_of, evaluate, sample
 
 LOG2 = math.log(2.0)
 NAN, INF = float("nan"), float("inf")
-
-
-def sample(i, logprobs, roles=None):
-    roles = [Role.POLICY] * len(logprobs) if roles is None else roles
-    n = len(logprobs)
-    return Sample(
-        id=SampleId(Visit("p", 0), i),
-        attempt=0,
-        tokens_T=np.arange(n, dtype=np.int32),
-        roles_T=np.asarray(roles, np.int8),
-        logprobs_T=np.asarray(logprobs, np.float32),
-        versions_T=np.zeros(n, np.int32),
-        reward=Reward(1.0),
-        finish_reason="stop",
-        sampling=SamplingDistribution(),
-    )
-
-
-def batch_of(*logprobs, advantages, roles=None, **extra_T):
-    batch = Batch.of([sample(i, x, None if roles is None else roles[i]) for i, x in enumerate(logprobs)])
-    batch.extra_B["advantages"] = np.asarray(advantages, np.float32)
-    batch.extra_T.update({k: np.asarray(v, np.float32) for k, v in extra_T.items()})
-    return batch
-
-
-def evaluate(batch, current_T, **options):
-    """Loss, gradient by current log-probability, metrics."""
-    loss = build_loss(LossSettings(**options))
-    logprobs_T = torch.tensor(current_T, dtype=torch.float32, requires_grad=True)
-    result = loss(loss.tensors(batch), PolicyOutput(logprobs_T))
-    result.loss.backward()
-    return float(result.loss.detach()), logprobs_T.grad.numpy(), result.metrics
 
 
 @pytest.mark.parametrize(
