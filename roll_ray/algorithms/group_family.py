@@ -95,7 +95,7 @@ def _as_told(outcomes: Outcomes, settings: AdvantageSettings) -> Array:
 
 @estimator("remax", needs={"greedy_rewards"})
 def remax(outcomes: Outcomes, settings: AdvantageSettings) -> Array:
-    """r - reward of the greedy response to the same prompt (ReMax, 2310.10505, algorithm 1)."""
+    """r - reward of the greedy response to the same prompt (ReMax, 2310.10505)."""
     if outcomes.greedy_rewards_B is None:
         raise ValueError("remax needs greedy_rewards_B")
     return np.asarray(outcomes.rewards_B, np.float64) - outcomes.greedy_rewards_B
@@ -103,7 +103,7 @@ def remax(outcomes: Outcomes, settings: AdvantageSettings) -> Array:
 
 @estimator("opo")
 def opo(outcomes: Outcomes, settings: AdvantageSettings) -> Array:
-    """r - sum(l r) / sum(l) over the group, l = policy tokens of a response (OPO, 2505.23585, equation 5)."""
+    """r - sum(l r) / sum(l) over the group, l = policy tokens of a response (OPO, 2505.23585)."""
     return outcomes.rewards_B - outcomes.groups.mean_B(outcomes.rewards_B, outcomes.policy_tokens_B)
 
 
