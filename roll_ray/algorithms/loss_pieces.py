@@ -16,8 +16,9 @@ from roll_ray.algorithms.loss_metrics import Measures, merge_pieces
 from roll_ray.algorithms.metric_sums import MetricSum
 from roll_ray.algorithms.token_batch import PolicyOutput, TokenBatch
 
-PIECE_TOKENS = {"cpu": 1 << 15}
-"""By device; elsewhere a batch is one piece. 2^15 float32 numbers are 128 KiB: some ten such fit into a core's L2."""
+PIECE_TOKENS = {"cpu": 1 << 17}
+"""By device; elsewhere a batch is one piece. 2^17 float32 numbers are 512 KiB: few enough for the last cache and for
+the allocator to hand out again, many enough to outweigh what an operation costs by itself."""
 
 Piece = Callable[[TokenBatch, torch.Tensor, torch.Tensor | None, Measures], torch.Tensor]
 

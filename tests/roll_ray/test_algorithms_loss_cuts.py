@@ -97,7 +97,7 @@ def test_any_order_micro_batching_and_number_of_ranks(seed, n_samples, options, 
     n_ranks = data.draw(st.integers(1, 4))
     rank_of = data.draw(st.lists(st.integers(0, n_ranks - 1), min_size=n_samples, max_size=n_samples))
     micro = data.draw(st.integers(1, 3))
-    piece_tokens = data.draw(st.sampled_from([1, 5, 1 << 15]))
+    piece_tokens = data.draw(st.sampled_from([1, 5, 1 << 17]))
     totals, parts, spread_T = [], [], np.zeros_like(grad_T)
     for rank in range(n_ranks):
         mine = [i for i in order if rank_of[i] == rank]
