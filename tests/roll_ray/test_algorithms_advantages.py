@@ -18,8 +18,6 @@ from roll_ray.algorithms.advantages import (
     estimate,
     estimator,
 )
-from roll_ray.algorithms.aggregation import AGGREGATIONS, denominator
-from roll_ray.algorithms.metric_sums import MetricSum, merge_sums
 from roll_ray.errors import SettingsError
 from schedulers.protocol import Visit
 
@@ -313,35 +311,3 @@ def test_names_of_estimators_are_known_without_torch():
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
-
-
-@pytest.mark.parametrize(
-    ("name", "weights", "divisor"),
-    [
-        ("token_mean", [1, 1, 1], 6),
-        ("seq_mean_token_mean", [1 / 2, 1, 1 / 4], 2),
-        ("seq_mean_token_sum", [1, 1, 1], 2),
-    ],
-)
-def test_aggregation_is_a_weight_per_token_and_one_denominator(name, weights, divisor):
-    policy_tokens_B = np.array([2, 0, 4])
-    assert AGGREGATIONS[name].weights_B(policy_tokens_B) == pytest.approx(weights)
-    assert denominator(name, policy_tokens_B) == divisor
-    assert denominator(name, np.array([], np.int64)) == denominator(name, np.array([0, 0])) == 0
-
-
-def test_metric_sums_merge_to_what_the_whole_gives():
-    parts = [
-        {"m": MetricSum("mean", 6, 3), "s": MetricSum("sum", 2, 1), "x": MetricSum("max", -4, 2)},
-        {"m": MetricSum("mean", 2, 1), "s": MetricSum("sum", 5, 1), "x": MetricSum("max", 0, 0)},
-        {},
-    ]
-    merged = merge_sums(parts)
-    assert {k: m.value for k, m in merged.items()} == {"m": 2.0, "s": 7.0, "x": -4.0}
-    assert MetricSum("mean", 0, 0).value is None
-    assert MetricSum("max", 0, 0).value is None
-    worst = [MetricSum("max", 1, 1), MetricSum("max", NAN, 1)]
-    assert np.isnan(worst[0].merged(worst[1]).total)
-    assert np.isnan(worst[1].merged(worst[0]).total)
-    with pytest.raises(ValueError, match="cannot be merged"):
-        MetricSum("sum", 1, 1).merged(MetricSum("mean", 1, 1))
