@@ -106,7 +106,7 @@ def test_any_loss_can_be_wrapped(name):
 
 @pytest.mark.parametrize("wild", [INF, -INF, NAN, 1e30])
 @pytest.mark.parametrize("correction", ["icepop", "outlier_token", "rejection"])
-def test_what_is_masked_may_be_infinite(correction, wild):
+def test_the_log_probability_of_what_is_masked_may_be_anything(correction, wild):
     def run(x):
         # the engine said nonsense of the last token of the second response
         batch = batch_of([-1.0], [-1.0, x], advantages=[1.0, 1.0], old_logprobs=[-1.0] * 3)
@@ -115,6 +115,13 @@ def test_what_is_masked_may_be_infinite(correction, wild):
     value, grad_T, _ = run(wild)
     expected, expected_grad_T, _ = run(-60.0)
     assert (value, grad_T.tolist()) == (expected, expected_grad_T.tolist())
+
+
+@pytest.mark.parametrize("correction", ["icepop", "outlier_token", "rejection"])
+def test_the_loss_of_what_is_masked_may_be_infinite(correction):
+    batch = batch_of([-1.0], [-1.0], advantages=[2.0, 1.0], old_logprobs=[-1.0, -INF])
+    value, grad_T, _ = evaluate(batch, [-1.5, -INF], name="reinforce", correction=correction)
+    assert (value, grad_T.tolist()) == (3.0, [-2.0, 0.0])
 
 
 @pytest.mark.parametrize(

@@ -115,17 +115,39 @@ def test_gmpo_spreads_its_gradient_over_the_tokens_that_are_not_clipped():
     assert metrics["clip_fraction"].value == 0.5
 
 
-def test_clip_fractions_count_each_side_where_it_takes_the_gradient():
-    log = math.log
-    old = [-2 - log(r) for r in (1.5, 0.5, 1.5, 0.5, 1.0)]
-    batch = batch_of(old, advantages=[1.0])
-    batch.extra_T["advantages"] = np.asarray([1, 1, -1, -1, 1], np.float32)  # wins over the sample's
-    value, grad_T, metrics = evaluate(batch, [-2.0] * 5, proximal="engine")
-    assert value == pytest.approx(-1.2 - 0.5 + 1.5 + 0.8 - 1.0)
-    assert grad_T == pytest.approx([0, -0.5, 1.5, 0, -1], abs=1e-7)
-    names = ("clip_fraction", "clip_fraction_low", "clip_fraction_high")
-    assert [metrics[n].value for n in names] == pytest.approx([0.4, 0.2, 0.2])
-    assert metrics["ratio_clipped_mean"].value == pytest.approx((1.2 + 0.8 + 1.2 + 0.8 + 1) / 5)
+@pytest.mark.parametrize(
+    ("name", "low", "high"),
+    [("ppo", 1 / 6, 2 / 6), ("gspo", 1 / 6, 2 / 6), ("cispo", 2 / 6, 3 / 6)],  # cispo clips whatever the sign
+)
+def test_clip_fractions_count_each_side(name, low, high):
+    """In ppo and gspo (here of responses of one token) where the clip takes the gradient, in cispo all."""
+    ratios, advantages = (1.5, 1.5, 0.5, 1.5, 0.5, 1.0), [1, 1, 1, -1, -1, 1]
+    batch = batch_of(*[[-2 - math.log(r)] for r in ratios], advantages=[0.0] * 6)
+    batch.extra_T["advantages"] = np.asarray(advantages, np.float32)  # wins over the sample's
+    value, grad_T, metrics = evaluate(batch, [-2.0] * 6, name=name, proximal="engine")
+    if name != "cispo":
+        assert value == pytest.approx(-1.2 - 1.2 - 0.5 + 1.5 + 0.8 - 1.0)
+        assert grad_T == pytest.approx([0, 0, -0.5, 1.5, 0, -1], abs=1e-7)
+    names = ("clip_fraction_low", "clip_fraction_high", "clip_fraction")
+    assert [metrics[n].value for n in names] == pytest.approx([low, high, low + high])
+    assert metrics["ratio_clipped_mean"].value == pytest.approx((3 * 1.2 + 2 * 0.8 + 1) / 6)
+
+
+def test_sums_and_means_over_a_sample_have_their_gradient():
+    lengths, random = [3, 1, 0, 5], np.random.default_rng(0)
+    zeros = [0.0] * 9
+    terms = terms_of(lengths, zeros, zeros, zeros, [0.0] * 4, [0.0] * 4)
+    same = np.equal.outer(*[np.repeat(np.arange(4), lengths)] * 2).astype(np.float64)
+    x, cotangent = (torch.tensor(random.normal(size=9)) for _ in range(2))
+    for function, matrix in (
+        (terms.sequence_sum, torch.tensor(same)),
+        (terms.sequence_mean, torch.tensor(same / same.sum(1, keepdims=True))),
+    ):
+        leaf = x.clone().requires_grad_()
+        result = function(leaf)
+        assert result.tolist() == pytest.approx((matrix @ x).tolist())
+        result.backward(cotangent)
+        assert leaf.grad.tolist() == pytest.approx((matrix.T @ cotangent).tolist())
 
 
 # --- against plain formulas -----------------------------------------------------------------------------
