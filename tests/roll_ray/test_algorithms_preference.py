@@ -29,7 +29,7 @@ def test_dpo_by_hand(beta, smoothing):
         -(1 - smoothing) * math.log(sigmoid(beta * x)) - smoothing * math.log(sigmoid(-beta * x)) for x in h
     ]
     assert loss_P[:3].tolist() == pytest.approx(expected)
-    assert float(loss_P[3]) == pytest.approx(smoothing * beta * 10_000)  # finite
+    assert loss_P[3].item() == pytest.approx(smoothing * beta * 10_000)  # finite
     loss_P[:3].sum().backward()
     slopes = [beta * (smoothing * sigmoid(beta * x) - (1 - smoothing) * sigmoid(-beta * x)) for x in h]
     assert chosen.grad.tolist()[:3] == pytest.approx(slopes)
@@ -37,7 +37,7 @@ def test_dpo_by_hand(beta, smoothing):
 
 
 def test_dpo_of_equal_responses_is_log_2():
-    assert float(dpo(doubles(1.0), doubles(1.0))) == pytest.approx(math.log(2))
+    assert dpo(doubles(1.0), doubles(1.0)).item() == pytest.approx(math.log(2))
 
 
 @pytest.mark.parametrize("beta", [0.1, 0.5])
