@@ -7,12 +7,13 @@ from statistics import mean, stdev
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roll_ray.algorithms.advantages import (
     ESTIMATORS,
     AdvantageSettings,
+    Groups,
     Normalisation,
     Outcomes,
     estimate,
@@ -216,6 +217,7 @@ def of_rows(name, rows, normalisation=None):
     return of(name, rewards, groups, tokens, greedy, normalisation=normalisation)
 
 
+@settings(deadline=None)
 @given(
     st.sampled_from(sorted(ESTIMATORS)), rows_of_samples, normalisations, st.randoms(use_true_random=False)
 )
@@ -229,6 +231,21 @@ def test_permuting_samples_permutes_advantages_bit_for_bit(name, rows, normalisa
     assert replace(shuffled, advantages_B=0) == replace(straight, advantages_B=0)
 
 
+def test_group_statistics_do_not_depend_on_the_order_in_float64_either():
+    random = np.random.default_rng(0)
+    x_B, weights_B = random.standard_normal(400) * 1e3, random.integers(1, 9, 400)
+    codes_B = random.integers(0, 4, 400)
+    order = random.permutation(400)
+    straight, shuffled = Groups.of(codes_B.tolist()), Groups.of(codes_B[order].tolist())
+    assert (shuffled.sum_B(x_B[order]) == straight.sum_B(x_B)[order]).all()
+    assert (shuffled.std_B(x_B[order]) == straight.std_B(x_B)[order]).all()
+    weighted_B = straight.mean_B(x_B, weights_B)
+    assert (shuffled.mean_B(x_B[order], weights_B[order]) == weighted_B[order]).all()
+    assert straight.mean_B(x_B)[codes_B == 2] == pytest.approx(x_B[codes_B == 2].mean())
+    assert straight.std_B(x_B)[codes_B == 2] == pytest.approx(x_B[codes_B == 2].std(ddof=1))
+
+
+@settings(deadline=None)
 @given(st.sampled_from(["grpo", "dr_grpo", "rloo", "maxrl", "opo"]), rows_of_samples)
 def test_groups_do_not_know_each_other(name, rows):
     together = of_rows(name, rows).advantages_B
@@ -237,6 +254,7 @@ def test_groups_do_not_know_each_other(name, rows):
         assert (together[[row[0] == group for row in rows]] == alone).all()
 
 
+@settings(deadline=None)
 @given(st.sampled_from(["grpo", "dr_grpo", "rloo", "lite_ppo"]), rows_of_samples)
 def test_advantages_of_a_group_sum_to_zero(name, rows):
     advantages_B = of_rows(name, rows).advantages_B
@@ -244,6 +262,7 @@ def test_advantages_of_a_group_sum_to_zero(name, rows):
         assert advantages_B[[row[0] == group for row in rows]].sum() == pytest.approx(0, abs=1e-4)
 
 
+@settings(deadline=None)
 @given(rows_of_samples)
 def test_the_family_agrees_with_a_loop_over_samples(rows):
     usable = [row for row in rows if row[1] == row[1] and row[2] > 0]

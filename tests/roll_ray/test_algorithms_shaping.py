@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roll_ray.algorithms.shaping import repeated_ngram_share, soft_overlong
@@ -47,6 +47,7 @@ def test_an_ngram_has_a_token():
         repeated_ngram_share(np.array([1, 2]), 0)
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from([0, 1, 2, 150_000]), max_size=60), st.integers(1, 6))
 def test_the_share_agrees_with_a_set_of_tuples(tokens, n):
     ngrams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]

@@ -4,7 +4,7 @@ from functools import reduce
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roll_ray.algorithms.adaptive_kl import AdaptiveKl
@@ -63,6 +63,7 @@ def test_huge_numbers_stay_finite():
     assert whiten(x, Moments.of(x)) == pytest.approx([1, -1, 0])
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.lists(st.floats(-100, 100, width=32), max_size=12), max_size=6),
     st.randoms(use_true_random=False),
