@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from roll_ray.engines import EnginePool
 from roll_ray.errors import RollRayError, SettingsError
 from roll_ray.evaluation import Evaluator
 from roll_ray.interruption import Interrupted, cancelled, unless_interrupted
+from roll_ray.parts import MiniBatch, Part
 from roll_ray.placement import missing_devices
 from roll_ray.recording import Recorder, ReplayRollouts
 from roll_ray.rollouts import LiveRollouts
@@ -39,6 +40,7 @@ from roll_ray.tracking.run_tracker import RunTracker
 from roll_ray.tracking.tensorboard_sink import TensorBoardSink
 from roll_ray.tracking.timeline import Timeline
 from roll_ray.trainers import TrainerGroup
+from roll_ray.weight_push import WeightPush
 from roll_ray.weights.folders import remove_run, run_folder, sweep_stale
 from workers.tokenizer import load_tokenizer
 
@@ -122,7 +124,7 @@ class Pipeline:
         return Controller(
             max_steps=settings.max_steps,
             rollouts=rollouts,
-            score=scorer,
+            score=scorer if engines is None else _after(engines.make_way, scorer),
             trainer=trainer,
             publish=engines.publish if engines is not None else _nobody_to_publish_to,
             evaluate=Evaluator(staff.runners, self._heldout(), settings.evaluation, settings.max_steps),
@@ -173,6 +175,12 @@ class Pipeline:
         finally:
             tracker.close()
 
+    def _push(self, staff: Staff) -> WeightPush | None:
+        engine = self.settings.engine
+        if staff.transfer == "shm":
+            return None
+        return WeightPush(staff.transfer, staff.trainers, engine.tensor_parallel, engine.update_mode)
+
     @contextlib.asynccontextmanager
     async def _engines(self, staff: Staff, tracker: RunTracker) -> AsyncIterator[EnginePool | None]:
         """The engines under supervision, and the folder that their weights come from."""
@@ -187,6 +195,8 @@ class Pipeline:
             folder_root=folder,
             update_mode=self.settings.engine.update_mode,
             say=tracker.say,
+            push=self._push(staff),
+            sleepers=staff.sleepers,
         )
         supervision = asyncio.create_task(engines.supervise())
         try:
@@ -196,6 +206,18 @@ class Pipeline:
             await asyncio.gather(supervision, return_exceptions=True)
             await engines.close()
             remove_run(folder)
+
+
+def _after(
+    first: Callable[[], Awaitable[None]], score: Callable[[Part], Awaitable[list[MiniBatch]]]
+) -> Callable[[Part], Awaitable[list[MiniBatch]]]:
+    """Score a part when `first` is done: scoring is the first that needs the trainer."""
+
+    async def scored(part: Part) -> list[MiniBatch]:
+        await first()
+        return await score(part)
+
+    return scored
 
 
 async def _while_trainers_live(staff: Staff, work: Coroutine[Any, Any, RunResult]) -> RunResult:

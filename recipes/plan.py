@@ -15,6 +15,7 @@ from roll_ray.placement import Placement, device_slots, missing_devices, place
 from roll_ray.settings import RunSettings
 from roll_ray.settings_io import default_values, flat
 from roll_ray.settings_values import shown
+from roll_ray.weight_transfer import transfer_problems
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,4 +136,6 @@ def _check_devices(settings: RunSettings, machine: Machine) -> tuple[list[str], 
     on_gpu = devices.kind == "gpu" or (devices.kind == "auto" and machine.gpus > 0)
     if on_gpu and not machine.gpus:
         return ["devices.kind=gpu and this machine has no GPU: set devices.kind=cpu or auto"], []
-    return missing_devices(settings, machine.gpus if on_gpu else device_slots(settings, machine.cores)), []
+    problems = missing_devices(settings, machine.gpus if on_gpu else device_slots(settings, machine.cores))
+    said = transfer_problems(settings, None if devices.kind == "auto" else on_gpu)  # by RunSettings.problems
+    return problems + [p for p in transfer_problems(settings, on_gpu) if p not in said], []

@@ -9,7 +9,7 @@ import contextlib
 import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,6 +26,7 @@ from roll_ray.interruption import cancelled
 from roll_ray.placement import place
 from roll_ray.settings import RunSettings
 from roll_ray.supervision import restarts
+from roll_ray.weight_transfer import WeightTransfer, trains_too, weight_transfer
 from workers.backends.base import OptimizerSettings
 from workers.engine_spec import EngineSpec
 from workers.episode_runner import EpisodeRunner, RunnerSpec
@@ -42,7 +43,9 @@ GOODBYE_S = 15.0
 
 @dataclass(slots=True)
 class Staff:
-    """Everybody who works for a run. Pools are in rank order; without engines (replay) only trainers."""
+    """Everybody who works for a run. Pools are in rank order; without engines (replay) only trainers.
+
+    `transfer`: how weights reach the engines. `sleepers`: engines that share a GPU with a trainer rank."""
 
     trainers: Pool[Any]
     engines: Pool[Any]
@@ -50,6 +53,8 @@ class Staff:
     stores: Sequence[RayActor[SampleStore]] = ()
     rewards: Sequence[RayActor[RewardWorker]] = ()
     manager: RayActor[RolloutManager] | None = None
+    transfer: WeightTransfer = "shm"
+    sleepers: frozenset[str] = frozenset()
     say: Callable[[str], None] = field(default=print)
     away: set[str] = field(default_factory=set)
 
@@ -121,7 +126,10 @@ def _hire(
     env = {"OMP_NUM_THREADS": str(settings.devices.threads_per_device), "TOKENIZERS_PARALLELISM": "false"}
     placement = place(settings)
     train_seats = placement.of("actor-train")
-    trainer_spec = trainer_spec_of(settings, rules, kind)
+    transfer = weight_transfer(settings, on_gpu=kind == "gpu")
+    engine_seats = placement.of("rollout")
+    in_turns = {seat.name for seat in engine_seats if kind == "gpu" and trains_too(seat.devices, settings)}
+    trainer_spec = replace(trainer_spec_of(settings, rules, kind), shares_gpu=bool(in_turns))
     trainers = [
         host(
             PolicyTrainer,
@@ -138,11 +146,11 @@ def _hire(
     if settings.replay is not None:
         return Staff(Pool("actor-train", trainers), Pool("rollout", []), Pool("runner", []))
     context = context_of(settings)
-    engine_seats = placement.of("rollout")
+    engine_spec = replace(engine_spec_of(settings, "", kind, context), weight_backend=transfer)
     engines = [
         host(
             RolloutEngine,
-            engine_spec_of(settings, seat.name, kind, context),
+            replace(engine_spec, name=seat.name, sleeps=seat.name in in_turns),
             True,
             name=seat.name,
             seat=group.strategy(seat),
@@ -183,6 +191,8 @@ def _hire(
         stores,
         rewards,
         manager,
+        transfer=transfer,
+        sleepers=frozenset(in_turns),
     )
 
 
@@ -213,14 +223,24 @@ def _same(function: RewardFunction) -> RewardFunction:
 async def _ready(staff: Staff) -> None:
     """Wait until everybody can work; the first who cannot is the error."""
 
+    async def engines_start() -> None:
+        await staff.engines.broadcast(RolloutEngine.start)
+        sleepers = [engine for engine in staff.engines if engine.name in staff.sleepers]
+        await asyncio.gather(*(engine.call(RolloutEngine.sleep) for engine in sleepers))
+
     async def trainers_meet() -> None:
+        if staff.sleepers:
+            await (
+                engines_up
+            )  # vLLM measures how much of the GPU is free: nobody else may take of it meanwhile
         host_name, port = await staff.trainers[0].call(PolicyTrainer.rendezvous_address)
         await staff.trainers.broadcast(PolicyTrainer.start, host_name, port)
 
+    engines_up = asyncio.create_task(engines_start())
     started = asyncio.gather(
         *(actor.identity() for actor in staff.everybody()),
         trainers_meet(),
-        staff.engines.broadcast(RolloutEngine.start),
+        engines_up,
     )
     try:
         await asyncio.wait_for(started, STARTING_S)

@@ -1,7 +1,8 @@
 """The rollout engines of a run: started, updated as a transaction per engine, supervised, caught up.
 
 An engine that misses a weight update is fenced (runners send it nothing) and catches up from the last
-published weights, which stay in host memory. The step goes on with a quorum of half the engines.
+published weights, which stay in host memory. The step goes on with a quorum of half the engines. Engines that
+share GPUs with the trainer sleep from `make_way` to the next `publish`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from roll_ray.errors import RollRayError, WeightUpdateError
 from roll_ray.interruption import cancelled
 from roll_ray.supervision import restarts
 from roll_ray.weight_copies import WeightCopies
+from roll_ray.weight_push import WeightPush, attempted
 from roll_ray.worker_protocols import EngineWorker, TrainerWorker
 
 RETRY_INTERVAL_S = 5.0
@@ -41,6 +43,8 @@ class EnginePool:
     update_mode: str
     say: Callable[[str], None]
     deadline_s: float = 120.0
+    push: WeightPush | None = None
+    sleepers: frozenset[str] = frozenset()
     copies: WeightCopies = field(init=False)
     manifest: Any = None
     version: int = -1
@@ -48,9 +52,11 @@ class EnginePool:
     _down: set[str] = field(default_factory=set)
     _ready: set[str] = field(default_factory=set)
     _catching_up: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    _room: asyncio.Event = field(default_factory=asyncio.Event)  # the trainer leaves the engines theirs
 
     def __post_init__(self) -> None:
         self.copies = WeightCopies(self.trainers[0])
+        self._room.set()
 
     async def publish(self, version: int) -> None:
         """Export the trainer's weights as `version` and commit them on every engine that can take them.
@@ -60,9 +66,9 @@ class EnginePool:
         self.manifest = next(m for m in manifests if m is not None)
         self.version = version
         await self.copies.published()
+        self._room.set()
         up = [engine for engine in self.engines if engine.name not in self._down]
-        problems = await asyncio.gather(*(self._commit(engine) for engine in up))
-        failed = {e.name: p for e, p in zip(up, problems, strict=True) if p}
+        failed = await self._update(up)
         self._ready = {e.name for e in up} - set(failed)
         await self.announce(version, sorted(self._ready))
         for engine in up:
@@ -79,19 +85,49 @@ class EnginePool:
                 next_step="the run can be resumed from its last checkpoint once the cause is mended",
             )
 
+    async def make_way(self) -> None:
+        """Before the trainer computes: let the engines that share its GPUs sleep. One that cannot is said."""
+        if not self.sleepers:
+            return
+        self._room.clear()
+        here = [e for e in self.engines if e.name in self.sleepers and e.name not in self._down]
+        calls = (attempted(engine.call(EngineWorker.sleep), self.deadline_s) for engine in here)
+        for engine, (_, problem) in zip(here, await asyncio.gather(*calls), strict=True):
+            if problem:
+                self.say(f"{engine.name} does not sleep while the trainer trains: {problem}")
+
+    async def _update(self, engines: list[Actor[EngineWorker]]) -> dict[str, str]:
+        """Bring engines to the published version, by push where there is one; why, for those that failed. Who is
+        catching up pulls."""
+        pushed = [e for e in engines if self.push is not None and e.name not in self._catching_up]
+        pulled = [e for e in engines if e not in pushed]
+
+        by_push, by_pull = await asyncio.gather(
+            self._push(pushed), asyncio.gather(*(self._commit(engine) for engine in pulled))
+        )
+        problems = zip([*pushed, *pulled], [*by_push, *by_pull], strict=True)
+        return {engine.name: problem for engine, problem in problems if problem}
+
+    async def _push(self, engines: list[Actor[EngineWorker]]) -> list[str]:
+        if self.push is None or not engines:
+            return []
+        ends = await self.push(engines, self.manifest)
+        for engine, (report, problem) in zip(engines, ends, strict=True):
+            if not problem:
+                self.reports[engine.name] = report
+        return [problem for _, problem in ends]
+
     async def _commit(self, engine: Actor[EngineWorker]) -> str:
-        """Update one engine; an empty string, or why it failed."""
-        try:
-            async with asyncio.timeout(self.deadline_s):
-                manifest = await self.copies.manifest_for(engine, self.manifest)
-                self.reports[engine.name] = await engine.call(
-                    EngineWorker.update_weights, manifest, self.update_mode
-                )
-        except TimeoutError:
-            return f"no commit within {self.deadline_s:.0f} s"
-        except (RollRayError, ActorUnavailable) as error:
-            return str(error)
-        return ""
+        """Let one engine pull the published version; an empty string, or why it failed."""
+
+        async def pull() -> Any:
+            manifest = await self.copies.manifest_for(engine, self.manifest)
+            return await engine.call(EngineWorker.update_weights, manifest, self.update_mode)
+
+        report, problem = await attempted(pull(), self.deadline_s)
+        if not problem:
+            self.reports[engine.name] = report
+        return problem
 
     async def supervise(self) -> None:
         """Until cancelled: an engine that came back as a new process is started and brought up to date."""
@@ -116,7 +152,12 @@ class EnginePool:
         """Start an engine, unless it runs, and update it until it has the published version."""
         try:
             await engine.call(EngineWorker.start)
+            sleeps = engine.name in self.sleepers
+            if sleeps and not self._room.is_set():
+                await engine.call(EngineWorker.sleep)
             while engine.name not in self._ready:
+                if sleeps:
+                    await self._room.wait()
                 version = self.version
                 problem = await self._commit(engine)
                 if problem:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from roll_ray.devices import parse_devices
 from roll_ray.sample import SamplingDistribution
+from roll_ray.weight_transfer import transfer_problems
 
 Devices = Annotated[tuple[int, ...], BeforeValidator(parse_devices)]
 """Device numbers, written as a list, `0-3` or `list(range(0,4))`; `auto` is turned into numbers by the recipe."""
@@ -83,13 +84,23 @@ class EngineSettings(StrictModel):
         64, gt=0, description="KV cache of one engine in MiB (CPU; on GPU see gpu_memory_utilization)."
     )
     gpu_memory_utilization: float = Field(
-        0.5, gt=0, le=1, description="Share of a GPU's memory that an engine may take."
+        0.5,
+        gt=0,
+        le=1,
+        description="Share of a GPU's memory that an engine may take. Where the GPU trains "
+        "too, the trainer's weights and optimizer stay beside it.",
     )
     enforce_eager: bool = Field(True, description="Run vLLM without compilation and CUDA graphs.")
     update_mode: Literal["keep", "abort"] = Field(
         "keep",
         description="What a weight update does with requests in flight: they go on under the new version (keep), "
         "or are re-submitted with their prefix (abort).",
+    )
+    weight_transfer: Literal["auto", "shm", "ipc", "nccl"] = Field(
+        "auto",
+        description="How weights reach the engines: buckets in shared memory (shm), or on GPUs vLLM's own engines: "
+        "ipc where every engine's devices also train, nccl where the first training device does not roll out. auto: "
+        "shm on CPUs; on GPUs ipc, else nccl, else shm, the first that can be.",
     )
 
 
@@ -251,7 +262,8 @@ class RunSettings(StrictModel):
                 f"engine.max_model_len={self.engine.max_model_len} leaves no room for a prompt before "
                 f"sampling.max_new_tokens={self.sampling.max_new_tokens}"
             )
-        return found
+        on_gpu = {"cpu": False, "gpu": True, "auto": None}[self.devices.kind]
+        return found + transfer_problems(self, on_gpu)
 
     def batch_sentence(self, mean_sample_tokens: float) -> str:
         """What follows from the batch knobs, in one sentence."""

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from roll_ray.receipts import Outcome
 from roll_ray.sample import Prompt, Reward, SamplingDistribution
+from roll_ray.weight_transfer import WeightTransfer
 from schedulers.protocol import SampleId, Visit
 
 
@@ -34,6 +35,14 @@ class TrainerWorker(Protocol):
     def unpublish(self, folder_root: str) -> None:
         """Remove every published version."""
 
+    def open_sender(
+        self, transfer: WeightTransfer, engines: Sequence[Any], ranks_per_engine: int, timeout_s: float
+    ) -> None:
+        """Agree with these engines on how weights are pushed to them; before `push_weights`, while they wait."""
+
+    def push_weights(self) -> None:
+        """Send the weights of now to the engines of `open_sender`."""
+
     def record(self, path: str, *sources: Any) -> None:
         """Write this rank's share of a batch to `path`."""
 
@@ -46,6 +55,12 @@ class EngineWorker(Protocol):
     """A rollout engine."""
 
     async def start(self) -> Any: ...
+
+    async def sleep(self) -> None: ...
+
+    async def begin_push(self, manifest: Any, update_mode: str = "keep", timeout_s: float = 0.0) -> bool: ...
+
+    async def finish_push(self) -> Any: ...
 
     async def update_weights(self, manifest: Any, update_mode: str = "keep") -> Any: ...
 

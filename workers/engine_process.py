@@ -23,6 +23,8 @@ from workers.engine_spec import EngineInfo, EngineSpec, engine_arguments, set_en
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
+_SLEEP_LEVEL = 2
+"""Level 1 would copy the weights to host memory and back, for an update to overwrite them."""
 
 
 class EngineProcess:
@@ -83,13 +85,16 @@ class EngineProcess:
     async def ask(self, method: str, *args: Any) -> Any:
         """Call a method of every worker process; their answers. What one raises comes back as `RollRayError`."""
         self.check_alive()
+        return await self._told(method, self._llm.collective_rpc(method, args=args))
+
+    async def _told(self, what: str, answer: Awaitable[T]) -> T:
         try:
-            return await self._answered(self._llm.collective_rpc(method, args=args))
+            return await self._answered(answer)
         except (RollRayError, ActorUnavailable):
             raise
         except Exception as error:  # the engine process answers with the text of its exception
             raise RollRayError(
-                f"{self.spec.name}: the engine process failed in {method}",
+                f"{self.spec.name}: the engine process failed in {what}",
                 why=_first_line(error),
                 next_step="its log has the whole trace",
             ) from error
@@ -192,16 +197,30 @@ class EngineProcess:
         )
 
         self.check_alive()
+        llm = self._llm
         if step == "init":
-            await self._answered(
-                self._llm.init_weight_transfer_engine(WeightTransferInitRequest(payload or {}))
-            )
+            await self._told(step, llm.shutdown_weight_transfer_engine())  # of an earlier group of engines
+            call = llm.init_weight_transfer_engine(WeightTransferInitRequest(payload or {}))
         elif step == "start":
-            await self._answered(self._llm.start_weight_update())
+            call = llm.start_weight_update()
         elif step == "update":
-            await self._answered(self._llm.update_weights(WeightTransferUpdateRequest(payload or {})))
+            call = llm.update_weights(WeightTransferUpdateRequest(payload or {}))
         else:
-            await self._answered(self._llm.finish_weight_update())
+            call = llm.finish_weight_update()
+        await self._told(f"the weight transfer's {step}", call)
+
+    async def sleep(self) -> None:
+        """While paused, give the GPU's memory away: weights and caches are dropped, nothing is copied (level 2).
+
+        The cache is forgotten first, so no block of it is ever read again and running requests compute theirs
+        anew. vLLM's own wake-up would let them go on before the new weights are verified: hence the workers are
+        called, past it. (On CPU they do nothing but warn.)"""
+        await self._answered(self._core.pause_scheduler_async("keep", True))
+        await self.ask("sleep", _SLEEP_LEVEL)
+
+    async def wake(self) -> None:
+        """Take the memory back; it holds no weights until an update brings them."""
+        await self.ask("wake_up")
 
     async def load(self, manifest: WeightManifest) -> dict[str, float]:
         """Load a published version while paused; seconds by stage. Raises `WeightUpdateError` when it is refused."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from roll_ray.errors import RollRayError
+from roll_ray.weight_transfer import WeightTransfer
 
 BLOCK_TOKENS = 32  # vLLM's own 128 on CPU never lets a short prompt hit the prefix cache
 _CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -21,7 +22,8 @@ class EngineSpec:
 
     `model` is a folder or hub name. `threads` are OpenMP threads per worker process (CPU). `kv_cache_mb` sizes
     the cache on CPU; on GPU it is what `gpu_memory_utilization` leaves. `seeded_requests` promises that
-    requests may carry seeds. `weight_backend` is "shm", or "ipc" / "nccl" on GPU (see workers.vllm_gpu).
+    requests may carry seeds. `weight_backend` is "shm", or "ipc" / "nccl" on GPU (see workers.vllm_gpu). `sleeps`:
+    the engine shares its GPU with a trainer and leaves it the memory while that trains.
     """
 
     model: str
@@ -37,7 +39,8 @@ class EngineSpec:
     seed: int = 0
     device: Literal["cpu", "gpu"] = "cpu"
     seeded_requests: bool = False
-    weight_backend: Literal["shm", "ipc", "nccl"] = "shm"
+    weight_backend: WeightTransfer = "shm"
+    sleeps: bool = False
     partial_interval_s: float = 0.25
 
 
@@ -138,6 +141,10 @@ def set_environment(spec: EngineSpec) -> None:
                 "1"  # else a few sampler functions are compiled at first use, 4 to 20 s
             )
         os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would override kv_cache_mb
+    if spec.weight_backend == "ipc":
+        wanted["VLLM_ALLOW_INSECURE_SERIALIZATION"] = (
+            "1"  # handles hold Python types, which msgpack alone refuses
+        )
     os.environ.update(wanted)
 
 
@@ -167,7 +174,10 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
         "use_tqdm_on_load": False,
     }
     if spec.device == "gpu":
-        return arguments | {"gpu_memory_utilization": spec.gpu_memory_utilization}
+        return arguments | {
+            "gpu_memory_utilization": spec.gpu_memory_utilization,
+            "enable_sleep_mode": spec.sleeps,
+        }
     # CPU generators have no offset, so a seeded request whose prompt is split in chunks would end the engine
     return arguments | {
         "gpu_memory_utilization": 0.1,

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from roll_ray.actors import ActorUnavailable
 from roll_ray.errors import RollRayError
-from roll_ray.generation import Canary, EngineStats, GenerationDelta, GenerationRequest
+from roll_ray.generation import EngineStats, GenerationDelta, GenerationRequest
 from roll_ray.sample import SamplingDistribution
 from roll_ray.weights.folders import remove_run, run_folder, sweep_stale
 from roll_ray.weights.manifest import WeightManifest
@@ -31,6 +31,7 @@ from workers.engine_streams import Stream, StreamBook
 
 PauseMode = Literal["keep", "abort"]
 _LAST_WORDS_S = 1.0
+PUSH_TIMEOUT_S = 120.0
 
 
 class RolloutEngine:
@@ -57,6 +58,7 @@ class RolloutEngine:
         self._paused = False
         self._held: list[Stream] = []
         self._push = PushedWeights()
+        self._asleep = False
 
     @property
     def version(self) -> int:
@@ -213,6 +215,18 @@ class RolloutEngine:
 
     # ---- weights ----
 
+    async def sleep(self) -> None:
+        """Leave the memory of a shared GPU to the trainer until the next update, which wakes the engine.
+
+        Running requests are kept and compute their cache again; new ones are refused, as while fenced."""
+        self._running()
+        async with self._updating:
+            if not self._asleep:
+                await self.pause()
+                self._gate.withdraw("it sleeps while the trainer trains, and has no weights")
+                self._asleep = True
+                await self._process.sleep()
+
     async def update_weights(self, manifest: WeightManifest, update_mode: PauseMode = "keep") -> CommitReport:
         """Commit a published version: pause, load, verify hashes and completeness, score the canary, go on.
 
@@ -223,15 +237,25 @@ class RolloutEngine:
         return await self._commit(manifest, update_mode, lambda: self._process.load(manifest))
 
     async def update_by_push(
-        self, version: int, canary: Canary | None = None, update_mode: PauseMode = "keep"
+        self, manifest: WeightManifest, update_mode: PauseMode = "keep", timeout_s: float = PUSH_TIMEOUT_S
     ) -> CommitReport:
         """The same for weights that a trainer pushes through vLLM's own "ipc" or "nccl" engine (`workers.vllm_gpu`):
-        `push` takes them in once this has paused; nothing but the canary can check them."""
-        manifest = WeightManifest(version, "", (), (), canary)
-        return await self._commit(manifest, update_mode, self._push.arrive)
+        `push` takes them in once this has paused; nothing but the manifest's canary can check them."""
+        return await self._commit(manifest, update_mode, lambda: self._push.arrive(timeout_s))
+
+    async def begin_push(
+        self, manifest: WeightManifest, update_mode: PauseMode = "keep", timeout_s: float = PUSH_TIMEOUT_S
+    ) -> bool:
+        """Open `update_by_push`; returns when it waits for `push`, or False when these weights are in force."""
+        return await self._push.begin(self.update_by_push(manifest, update_mode, timeout_s))
+
+    async def finish_push(self) -> CommitReport:
+        """The commit of what `begin_push` opened. Raises what `update_weights` would."""
+        return await self._push.finish()
 
     async def push(self, step: PushStep, payload: dict[str, Any] | None = None) -> None:
         """A step of the trainer's transfer engine: "init" once, then "start", "update" ..., "finish" per version."""
+        self._running()
         work = functools.partial(self._process.transfer_step, step, payload)
         await (work() if step == "init" else self._push.take(step, work))
 
@@ -247,6 +271,9 @@ class RolloutEngine:
             self._gate.begin(manifest)
             try:
                 await self.pause(mode)
+                if self._asleep:
+                    await self._process.wake()
+                    self._asleep = False
                 seconds = {"pause": time.perf_counter() - started_s}
                 seconds |= await load()
                 loaded_s = time.perf_counter()

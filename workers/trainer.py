@@ -6,7 +6,7 @@ Importing this module loads no torch: a driver writes `TrainerSpec`s down withou
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,7 +24,10 @@ from schedulers.protocol import SampleId
 from workers.backends.base import OptimizerSettings
 
 if TYPE_CHECKING:
+    from roll_ray.actors import Actor
     from roll_ray.recording import RecordedBatch
+    from workers.rollout_engine import RolloutEngine
+    from workers.vllm_gpu import EngineControl
 
 CANARY_TOKENS = 32
 CANARY_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.6}
@@ -35,7 +38,8 @@ log-probabilities of -15, where rounding alone makes 0.25 (SmolLM2-135M); a stal
 @dataclass(frozen=True, slots=True)
 class TrainerSpec:
     """What a rank needs to know. `model` and `reference` are Hugging Face folders or hub names; the reference
-    is loaded only when the loss has a KL term, and is the model itself unless given."""
+    is loaded only when the loss has a KL term, and is the model itself unless given. `shares_gpu`: engines compute
+    on it in turns with the trainer, which keeps no memory there that it does not use."""
 
     model: str
     optimizer: OptimizerSettings
@@ -47,6 +51,7 @@ class TrainerSpec:
     threads: int = 1
     seed: int = 0
     reference: str | None = None
+    shares_gpu: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,8 @@ class PolicyTrainer:
     def __init__(self, spec: TrainerSpec, rank: int = 0, world_size: int = 1) -> None:
         self.spec, self.rank, self.world_size = spec, rank, world_size
         self._loss_sum = 0.0
+        self._sender: Any = None
+        self._control: EngineControl | None = None
         self._proximal: dict[tuple[SampleId, int], npt.NDArray[np.float32]] = {}
 
     def rendezvous_address(self) -> tuple[str, int]:
@@ -209,6 +216,7 @@ class PolicyTrainer:
         named_tensors = self._backend.named_tensors()
         if self.rank:
             _exhaust(named_tensors)
+            self._leave_room()
             return None
         from roll_ray.weights.buckets import write_buckets
 
@@ -219,8 +227,38 @@ class PolicyTrainer:
         finally:
             # a full disk must not leave the other ranks waiting in a collective
             _exhaust(named_tensors)
+            self._leave_room()
         tolerance = CANARY_TOLERANCE[self.spec.dtype]
         return manifest.with_canary(Canary(tuple(token_ids), tuple(logprobs), tolerance))
+
+    def open_sender(
+        self,
+        transfer: Literal["ipc", "nccl"],
+        engines: Sequence[Actor[RolloutEngine]],
+        ranks_per_engine: int,
+        timeout_s: float,
+    ) -> None:
+        """Agree with these engines on how weights are pushed to them, in the place of any before. Rank 0 speaks."""
+        from workers.vllm_gpu import EngineControl, open_sender
+
+        if self._control is not None:
+            self._sender.shutdown()
+            self._control.close()
+        self._control = EngineControl(engines, ranks_per_engine, transfer == "nccl", timeout_s)
+        self._sender = open_sender(
+            transfer, self.rank, self._backend, self._control, engine_ranks=len(engines) * ranks_per_engine
+        )
+
+    def push_weights(self) -> None:
+        """Send the weights of now to the engines of `open_sender`, which wait for them."""
+        self._sender.send_weights()
+        self._leave_room()
+
+    def _leave_room(self) -> None:
+        if self.spec.shares_gpu:
+            import torch
+
+            torch.cuda.empty_cache()
 
     def weight_bucket(self, manifest: WeightManifest, bucket: int) -> npt.NDArray[np.uint8]:
         """One bucket of the version published last, mapped; rank 0 has it."""

@@ -5,86 +5,137 @@ GPUs. Both need engines started with `EngineSpec.weight_backend` set alike. The 
 which vLLM's trainer engine drives; the data never passes through it. Each engine runs the same transaction as
 with buckets in shared memory, except that nothing but the canary can check what arrived.
 
-    sender = open_sender("ipc", rank, module, control)     # every trainer rank
-    sender.send_weights()                                  # every trainer rank, after `control.begin(version, ...)`
+    sender = open_sender("ipc", rank, backend, control)     # every trainer rank
+    sender.send_weights()                                   # every trainer rank, after `begin_push` of the engines
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import threading
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
-from roll_ray.generation import Canary
+from roll_ray.actors import Actor, ActorUnavailable
+from roll_ray.errors import RollRayError
 from workers.engine_push import PushStep
-from workers.engine_spec import CommitReport
 from workers.rollout_engine import RolloutEngine
 
+if TYPE_CHECKING:
+    import torch
 
-class EngineCall(Protocol):
-    """Starts a call of a method on one engine; the trainer's thread waits for the future."""
+    from workers.backends.fsdp2 import FSDP2Backend
 
-    def __call__(self, method: Callable[..., Any], *args: Any) -> Future[Any]: ...
+_BUFFER_BYTES = 1 << 30
 
 
 class EngineControl:
-    """The four calls by which vLLM's trainer engine steers the receiving side, on every engine at once."""
+    """The four calls by which vLLM's trainer engine steers the receiving side, on every engine at once.
 
-    def __init__(self, engines: list[EngineCall], timeout_s: float = 300.0) -> None:
-        self._engines, self._timeout_s = engines, timeout_s
-        self._commits: list[Future[CommitReport]] = []
+    An engine that fails in a step is left out of the rest of the push: its own transaction tells why, and the other
+    engines and trainer ranks are not left waiting. In a broadcast (`all_or_none`) nobody can be left out, and
+    the failure is raised. `ranks_per_engine` is the tensor parallel degree.
+    """
 
-    def begin(self, version: int, canary: Canary, update_mode: str = "keep") -> None:
-        """Open the transaction on every engine; `finish` waits for its commit."""
-        self._commits = [
-            engine(RolloutEngine.update_by_push, version, canary, update_mode) for engine in self._engines
-        ]
-
-    def finish(self) -> list[CommitReport]:
-        """The reports of all engines. Raises `WeightUpdateError` where the canary was refused."""
-        return [commit.result(self._timeout_s) for commit in self._commits]
+    def __init__(
+        self,
+        engines: Sequence[Actor[RolloutEngine]],
+        ranks_per_engine: int,
+        all_or_none: bool,
+        timeout_s: float,
+    ) -> None:
+        self._engines = dict(enumerate(engines))
+        self._ranks_per_engine, self._all_or_none, self._timeout_s = ranks_per_engine, all_or_none, timeout_s
+        self._loop = asyncio.new_event_loop()  # the rank's own thread waits in vLLM's code
+        threading.Thread(target=self._loop.run_forever, daemon=True).start()
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        self._push("init", init_info)
+        """vLLM numbers the workers of one engine; those of the k-th follow all before it."""
+        infos = {k: dict(init_info) for k in self._engines}
+        if "rank_offset" in init_info:
+            for k, info in infos.items():
+                info["rank_offset"] += k * self._ranks_per_engine
+        self._push("init", infos)
 
     def start_weight_update(self) -> None:
-        self._push("start", None)
+        self._push("start", {})
 
     def update_weights(self, update_info: Any) -> None:
-        self._push("update", update_info)
+        self._push("update", dict.fromkeys(self._engines, update_info))
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         """The version is set by the engine's transaction, after the canary."""
-        self._push("finish", None)
+        self._push("finish", {})
 
-    def _push(self, step: PushStep, payload: Any) -> None:
-        calls = [engine(RolloutEngine.push, step, payload) for engine in self._engines]
-        for call in calls:
-            call.result(self._timeout_s)
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def _push(self, step: PushStep, payloads: dict[int, Any]) -> None:
+        calls: dict[int, Future[None]] = {
+            k: asyncio.run_coroutine_threadsafe(self._call(engine, step, payloads.get(k)), self._loop)
+            for k, engine in self._engines.items()
+        }
+        for k, call in calls.items():
+            try:
+                call.result(self._timeout_s)
+            except (RollRayError, ActorUnavailable, TimeoutError):
+                if self._all_or_none:
+                    raise
+                del self._engines[k]
+
+    async def _call(self, engine: Actor[RolloutEngine], step: PushStep, payload: Any) -> None:
+        await engine.call(RolloutEngine.push, step, payload)
+
+
+class TrainerWeights:
+    """vLLM's `WeightSource`: the weights under their checkpoint names, in the engine's dtype, on the GPU, gathered
+    as they are sent. Every rank iterates in step."""
+
+    def __init__(self, backend: FSDP2Backend) -> None:
+        self._backend = backend
+
+    def metadata(self) -> list[Any]:
+        from vllm.distributed.weight_transfer.base import ParamMeta
+
+        dtype = self._backend.dtype
+        return [ParamMeta(name, dtype, tuple(p.shape)) for name, p in self._backend.named_parameters()]
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return self._backend.named_tensors(on_cpu=False)
+
+    def largest_bytes(self) -> int:
+        """Size of the largest tensor: a transfer buffer has to hold it whole."""
+        itemsize: int = self._backend.dtype.itemsize
+        return max(p.numel() for _, p in self._backend.named_parameters()) * itemsize
 
 
 def open_sender(
-    backend: Literal["ipc", "nccl"],
+    transfer: Literal["ipc", "nccl"],
     rank: int,
-    module: Any,
+    backend: FSDP2Backend,
     control: EngineControl,
     *,
-    master_address: str = "",
-    master_port: int = 0,
-    engine_ranks: int = 0,
+    engine_ranks: int,
 ) -> Any:
-    """vLLM's trainer engine for `module` (FSDP2 shards are gathered as they are sent); rank 0 sends.
-
-    "nccl" needs an address that every engine reaches and the number of engine processes in all.
-    """
-    from vllm.distributed.weight_transfer.base import ModuleSource
+    """vLLM's trainer engine for these weights. Collective; rank 0 meets the engines, `engine_ranks` processes in all,
+    and listens for them where "nccl" needs it."""
     from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
     from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
     from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
-    info: Any = IPCTrainerInitInfo(rank=rank, packed=True)
-    if backend == "nccl":
+    from workers.backends.process_group import free_address
+
+    source = TrainerWeights(backend)
+    buffer_bytes = max(_BUFFER_BYTES, source.largest_bytes())
+    info: Any = IPCTrainerInitInfo(rank=rank, packed=True, packed_buffer_size_bytes=buffer_bytes)
+    if transfer == "nccl":
+        host, port = free_address()
         info = NCCLTrainerInitInfo(
-            master_address=master_address, master_port=master_port, world_size=1 + engine_ranks, rank=rank
+            master_address=host,
+            master_port=port,
+            world_size=1 + engine_ranks,
+            rank=rank,
+            packed_buffer_size_bytes=buffer_bytes,
         )
-    return WeightTransferTrainerFactory.trainer_init(info, client=control, source=ModuleSource(module))
+    return WeightTransferTrainerFactory.trainer_init(info, client=control, source=source)

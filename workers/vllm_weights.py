@@ -142,6 +142,24 @@ WeightTransferEngineFactory._registry.pop(BACKEND, None)
 WeightTransferEngineFactory.register_engine(BACKEND, ShmWeightEngine)
 
 
+@contextlib.contextmanager
+def _bucket_engine(worker: Any) -> Iterator[ShmWeightEngine]:
+    """The worker's own transfer engine, or one that reads buckets in its place: an engine that is late pulls what
+    was pushed to the others. A push that was given up half-way is closed first."""
+    if worker._weight_update_active:
+        worker.finish_weight_update()
+    own = worker.weight_transfer_engine
+    if isinstance(own, ShmWeightEngine):
+        yield own
+        return
+    buckets = ShmWeightEngine(own.config, own.vllm_config, own.device, own.model)
+    worker.weight_transfer_engine = buckets
+    try:
+        yield buckets
+    finally:
+        worker.weight_transfer_engine = own
+
+
 class RollRayWorker:
     """Methods that vLLM adds to its worker class; reached by `collective_rpc`."""
 
@@ -160,13 +178,14 @@ class RollRayWorker:
     def rr_update(self, manifest: dict[str, Any]) -> dict[str, Any]:
         """Load a version; {"seconds": {hash, load, repack}}, or {"refused": [what, why, next step]}."""
         worker = cast(Any, self)
-        try:
-            worker.start_weight_update()
-            worker.update_weights({"manifest": manifest})
-            worker.finish_weight_update()
-        except RollRayError as error:
-            return {"refused": [error.what, error.why, error.next_step]}
-        return {"seconds": dict(worker.weight_transfer_engine.seconds)}
+        with _bucket_engine(worker) as engine:
+            try:
+                worker.start_weight_update()
+                worker.update_weights({"manifest": manifest})
+                worker.finish_weight_update()
+            except RollRayError as error:
+                return {"refused": [error.what, error.why, error.next_step]}
+            return {"seconds": dict(engine.seconds)}
 
     def rr_set_repacking(self, repacks: bool) -> None:
         """Switch the re-packing of embeddings off or on: the self-check proves with it that the canary sees it."""

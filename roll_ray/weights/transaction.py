@@ -105,6 +105,10 @@ class VersionGate:
         version = self._open.version if self._open else self.version
         self._open, self.fenced = None, f"the update to weight version {version} failed: {reason}"
 
+    def withdraw(self, reason: str) -> None:
+        """The committed weights are gone: nothing is served until an update succeeds, of this version or a later."""
+        self.fenced = reason
+
     def check_open_for_requests(self, engine: str) -> None:
         if self.fenced:
             raise WeightUpdateError(

@@ -74,13 +74,22 @@ def test_all_contradictions_are_listed() -> None:
         "engine.tensor_parallel=3",
         machine=NODE,
     ).problems
-    assert len(problems) == 2
+    assert len(problems) == 3
     assert "8 is not a multiple of 3" in problems[1]
+    assert "no worker a share of several GPUs" in problems[2]
 
 
 def test_device_8_of_8_is_wrong_on_a_gpu_machine() -> None:
     (problem,) = plan("devices.train=[8]", machine=NODE).problems
     assert "devices.train names device 8 of 8" in problem
+
+
+def test_handles_to_gpu_memory_are_wrong_on_a_cpu_machine_and_right_on_shared_gpus() -> None:
+    (problem,) = plan("engine.weight_transfer=ipc").problems
+    assert "engine.weight_transfer=ipc needs GPUs" in problem
+    assert plan("engine.weight_transfer=ipc", machine=NODE).problems == ()
+    (problem,) = plan("engine.weight_transfer=nccl", machine=NODE).problems
+    assert "needs the first training device for itself" in problem
 
 
 def test_asking_for_gpus_where_there_are_none_is_wrong() -> None:

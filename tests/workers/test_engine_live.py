@@ -15,15 +15,19 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
-from roll_ray.actors import ActorUnavailable
+from roll_ray.actors import ActorUnavailable, Identity, Pool
 from roll_ray.errors import RollRayError, WeightUpdateError
 from roll_ray.generation import Canary, GenerationRequest
 from roll_ray.sample import SamplingDistribution
+from roll_ray.weight_push import WeightPush
 from roll_ray.weights.buckets import bucket_bytes, write_buckets
+from roll_ray.weights.folders import run_folder
 from workers import selfcheck
-from workers.engine_pair import Answer, Pair, close_pair, open_pair
+from workers.engine_pair import Answer, Pair, close_pair, make_tiny_model, open_pair
 from workers.engine_spec import EngineSpec
+from workers.hf_model import load_policy
 from workers.rollout_engine import RolloutEngine
+from workers.vllm_gpu import EngineControl
 
 pytestmark = pytest.mark.engine
 T = TypeVar("T")
@@ -304,21 +308,158 @@ def test_pushed_weights_run_the_same_transaction(untied: Bench) -> None:
     async def scene() -> None:
         for damaged in (True, False):
             manifest = pair.publish()
-            canary = Canary((1, 2), (-50.0,), 1e-4) if damaged else manifest.canary
-            commit = asyncio.create_task(pair.engine.update_by_push(manifest.version, canary))
+            pushed = manifest.with_canary(Canary((1, 2), (-50.0,), 1e-4)) if damaged else manifest
+            assert await pair.engine.begin_push(pushed)
             await pair.engine.push("start")
             await pair.engine.push("update", {"manifest": manifest.to_plain()})
             await pair.engine.push("finish")
             if damaged:
                 with pytest.raises(WeightUpdateError, match="canary"):
-                    await commit
+                    await pair.engine.finish_push()
             else:
-                assert (await commit).version == pair.engine.version == manifest.version
+                assert (await pair.engine.finish_push()).version == pair.engine.version == manifest.version
+        assert not await pair.engine.begin_push(manifest)  # in force already
+        assert (await pair.engine.finish_push()).seconds == {}
         pair.change_every_parameter(seed=12)
         await pair.update()
         assert await pair.difference() <= TOLERANCE
 
     untied.run(scene())
+
+
+class InThread:
+    """An object whose calls block, as a trainer rank's do; and the way from its thread to an engine of this loop."""
+
+    def __init__(self, name: str, instance: Any) -> None:
+        self.name, self.instance, self.loop = name, instance, asyncio.get_running_loop()
+
+    async def call(self, method: Any, *args: Any) -> Any:
+        bound = getattr(self.instance, method.__name__)
+        if not asyncio.iscoroutinefunction(bound):
+            return await asyncio.to_thread(bound, *args)
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(bound(*args), self.loop))
+
+    async def identity(self) -> Identity:
+        return Identity(os.getpid(), "here", "")
+
+
+class BucketSender:
+    """Stands for trainer ranks on GPUs: pushes through the same control, with this machine's transport. While
+    `stops` is set its pushes break off before the last step."""
+
+    def __init__(self) -> None:
+        self.opened, self.stops, self.manifest = 0, False, None
+
+    def open_sender(self, transfer: str, engines: Any, ranks_per_engine: int, timeout_s: float) -> None:
+        self.opened += 1
+        self.control = EngineControl(engines, ranks_per_engine, False, timeout_s)
+        self.control.init_weight_transfer_engine({})
+
+    def push_weights(self) -> None:
+        self.control.start_weight_update()
+        self.control.update_weights({"manifest": self.manifest.to_plain()})
+        if not self.stops:
+            self.control.finish_weight_update()
+
+
+def test_a_push_from_begin_to_finish_and_a_pull_after_one_that_broke_off(untied: Bench) -> None:
+    pair = untied.pair
+
+    async def scene() -> None:
+        sender = BucketSender()
+        engine = InThread("rollout-0", pair.engine)
+        trainers = Pool("actor-train", [InThread("actor-train-0", sender)])
+        push = WeightPush("ipc", trainers, 1, "keep", deadline_s=60.0)
+        for seed in (21, 22):
+            pair.change_every_parameter(seed)
+            sender.manifest = pair.publish()
+            ((report, problem),) = await push([engine], sender.manifest)
+            assert not problem
+            assert report.version == pair.engine.version == pair.version
+            assert await pair.difference() <= TOLERANCE
+        assert sender.opened == 1
+        pair.change_every_parameter(23)
+        sender.stops, sender.manifest, push.deadline_s = True, pair.publish(), 1.0
+        ((report, problem),) = await push([engine], sender.manifest)
+        assert report is None
+        assert "within 1 s" in problem
+        with pytest.raises(WeightUpdateError, match="takes no requests"):
+            await pair.engine.score([1, 2, 3])
+        await pair.engine.update_weights(sender.manifest)
+        assert await pair.difference() <= TOLERANCE
+
+    untied.run(scene())
+
+
+def test_an_engine_for_gpu_handles_pulls_buckets_also_after_a_push_that_failed(tmp_path: Path) -> None:
+    """On CPU there are no handles, so that the push fails where a GPU's would load."""
+    make_tiny_model(tmp_path, tied=False)
+    spec = EngineSpec(str(tmp_path), name="ipc", kv_cache_mb=32, weight_backend="ipc")
+
+    async def scene() -> None:
+        engine = RolloutEngine(spec)
+        await engine.start()
+        pair = Pair(engine, load_policy(str(tmp_path)), run_folder("test-ipc"), tied=False)
+        try:
+            assert await pair.difference() <= TOLERANCE
+            pair.change_every_parameter(41)
+            await pair.update()
+            assert await pair.difference() <= TOLERANCE
+            pair.change_every_parameter(42)
+            manifest = pair.publish()
+            handle = {"gpu": (torch.Tensor, torch.UntypedStorage, torch.uint8, 0, b"handle")}
+            update = {"names": ["w"], "dtype_names": ["float32"], "shapes": [[1]], "tensor_sizes": [4]}
+            assert await engine.begin_push(manifest)
+            await engine.push("init", {"packed": True})
+            await engine.push("start")
+            with pytest.raises(RollRayError, match="the weight transfer's update"):
+                await engine.push("update", update | {"ipc_handles": handle})
+            with pytest.raises(RollRayError, match="CUDA"):
+                await engine.finish_push()
+            await engine.update_weights(manifest)
+            assert await pair.difference() <= TOLERANCE
+        finally:
+            await close_pair(pair)
+
+    asyncio.run(asyncio.wait_for(scene(), 100))
+
+
+def test_requests_in_flight_survive_a_sleep_and_nothing_is_served_until_an_update(tied: Bench) -> None:
+    """On CPU vLLM keeps its memory; what is tested is that the cache is forgotten and everything goes on."""
+    pair = tied.pair
+
+    async def scene() -> None:
+        requests = pair.requests(8, 200)
+        await pair.engine.submit(requests)
+        await pair.made(80)
+        await pair.engine.sleep()
+        await pair.engine.sleep()
+        for call in (
+            pair.engine.resume(),
+            pair.engine.submit(pair.requests(1, 4)),
+            pair.engine.score([1, 2]),
+        ):
+            with pytest.raises(WeightUpdateError, match="sleeps while the trainer trains"):
+                await call
+        made = (await pair.engine.stats()).generated_tokens
+        await asyncio.sleep(0.2)
+        assert (await pair.engine.stats()).generated_tokens == made
+        pair.change_every_parameter(31)
+        await pair.update()
+        answers = await pair.gather(requests)
+        assert [len(a.tokens) for a in answers] == [200] * 8
+        for request, answer in zip(requests, answers, strict=True):
+            assert set(answer.versions) == {pair.version - 1, pair.version}
+            after = answer.versions.index(pair.version)
+            prompt = list(request.prompt_token_ids)
+            trainer = pair.trainer_logprobs(prompt + answer.tokens)[len(prompt) - 1 :]
+            pairs = zip(answer.logprobs[after:], trainer[after:], strict=True)
+            assert (
+                max(abs(a - b) for a, b in pairs) <= TOLERANCE
+            )  # as if the new weights had written the prefix
+        assert await pair.difference() <= TOLERANCE
+
+    tied.run(scene())
 
 
 def test_a_killed_engine_process_is_told_within_seconds_and_can_be_started_again(tied: Bench) -> None:

@@ -62,3 +62,14 @@ def test_seeded_requests_are_never_split_on_cpu() -> None:
     assert engine_arguments(EngineSpec("m", seeded_requests=True))["enable_chunked_prefill"] is False
     long = engine_arguments(EngineSpec("m", seeded_requests=True, max_model_len=32768))
     assert long["max_num_batched_tokens"] >= 32768
+
+
+def test_a_gpu_engine_sleeps_only_where_it_shares_the_gpu() -> None:
+    own = engine_arguments(EngineSpec("m", device="gpu", weight_backend="nccl", gpu_memory_utilization=0.4))
+    assert own["gpu_memory_utilization"] == 0.4
+    assert own["weight_transfer_config"] == {"backend": "nccl"}
+    assert not own["enable_sleep_mode"]
+    assert engine_arguments(EngineSpec("m", device="gpu", weight_backend="ipc", sleeps=True))[
+        "enable_sleep_mode"
+    ]
+    assert "enable_sleep_mode" not in engine_arguments(EngineSpec("m"))

@@ -74,8 +74,9 @@ class TrainerBackend(Protocol):
     def sequence_logprobs(self, token_ids: list[int]) -> list[float]:
         """Log-probabilities of tokens 1..n-1 of one sequence at temperature 1, the same on every rank."""
 
-    def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every weight, whole, on the CPU, under its checkpoint name, in the dtype that engines hold.
+    def named_tensors(self, on_cpu: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every weight, whole, on the CPU or on the rank's device, under its checkpoint name, in the dtype that
+        engines hold.
 
         All ranks must enter and exhaust it. A tied head is not repeated. A tensor is valid until the next `step`.
         """

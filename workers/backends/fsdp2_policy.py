@@ -116,11 +116,11 @@ class FSDP2Policy:
             yield name.removeprefix(PREFIX), parameter
 
     @torch.no_grad()
-    def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every weight, whole, on the CPU in the forward dtype; several may be views of one buffer. All ranks
-        must enter and exhaust it."""
+    def named_tensors(self, on_cpu: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every weight, whole, in the forward dtype, on the CPU or where it is computed with; several may be views
+        of one buffer. All ranks must enter and exhaust it."""
         for some in in_groups(self.named_parameters(), GATHER_BYTES // self.dtype.itemsize):
-            whole = gather([parameter for _, parameter in some], self.dtype)
+            whole = gather([parameter for _, parameter in some], self.dtype, on_cpu)
             yield from zip((name for name, _ in some), whole, strict=True)
 
     def published_bytes(self) -> int:

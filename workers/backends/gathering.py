@@ -23,15 +23,15 @@ def in_groups(named: Iterable[tuple[str, DTensor]], max_elements: int) -> Iterat
         yield group
 
 
-def gather(parameters: Sequence[DTensor], dtype: torch.dtype) -> list[torch.Tensor]:
-    """Each parameter whole, on the CPU in `dtype`, from its shards along dimension 0 on all ranks.
+def gather(parameters: Sequence[DTensor], dtype: torch.dtype, on_cpu: bool = True) -> list[torch.Tensor]:
+    """Each parameter whole, in `dtype`, on the CPU or where it was, from its shards along dimension 0 on all ranks.
 
     A rank sends its shards one after another in one flat buffer; ranks with fewer rows pad it at the end.
     """
     local = torch.cat([p.to_local().to(dtype).flatten() for p in parameters])
     world = dist.get_world_size()
     if world == 1:
-        whole = local.cpu().split([p.numel() for p in parameters])
+        whole = (local.cpu() if on_cpu else local).split([p.numel() for p in parameters])
         return [flat.view(p.shape) for flat, p in zip(whole, parameters, strict=True)]
     rows = [[len(chunk) for chunk in _chunks(p.shape[0], world)] for p in parameters]
     widths = [p.numel() // p.shape[0] for p in parameters]
@@ -40,7 +40,8 @@ def gather(parameters: Sequence[DTensor], dtype: torch.dtype) -> list[torch.Tens
     sent = torch.nn.functional.pad(local, (0, longest - len(local)))
     received = [torch.empty_like(sent) for _ in range(world)]
     dist.all_gather(received, sent)
-    by_rank = [flat[: sum(size)].cpu().split(size) for flat, size in zip(received, sizes, strict=True)]
+    flats = [flat[: sum(size)] for flat, size in zip(received, sizes, strict=True)]
+    by_rank = [(flat.cpu() if on_cpu else flat).split(size) for flat, size in zip(flats, sizes, strict=True)]
     return [torch.cat([shards[i] for shards in by_rank]).view(p.shape) for i, p in enumerate(parameters)]
 
 
