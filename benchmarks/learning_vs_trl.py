@@ -37,7 +37,7 @@ def ours(model: Path, seed: int, learning_rate: str, steps: int) -> list[float]:
         "samples_per_prompt=8",
         "sampling.max_new_tokens=16",
         "lr_schedule=linear",
-        "advantage_eps=1e-4",
+        "normalisation.eps=1e-4",
     ]
     return [
         row["reward_mean"]

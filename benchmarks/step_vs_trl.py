@@ -24,6 +24,11 @@ from recipes.task import Task
 from roll_ray.sample import Prompt
 
 WARM_UP = 3
+MAPPINGS = {
+    "one": "devices.rollout=0 devices.train=0 devices.threads_per_device={cores}",
+    "each": "engine.enforce_eager=false",
+}
+"""Where we sit: one engine and one trainer rank with all cores in turns, or one of each a core, compiled."""
 PHASES = ("rollout_s", "train_s", "update_s", "control_s")
 
 
@@ -33,7 +38,7 @@ def alternating(view: Any) -> float:
 
 
 def ours(
-    model: Path, dtype: str, prompts: int, samples: int, limits: list[int], steps: int
+    model: Path, dtype: str, prompts: int, samples: int, limits: list[int], steps: int, mapping: list[str]
 ) -> list[dict[str, Any]]:
     task = Task(
         [
@@ -57,6 +62,7 @@ def ours(
         "learning_rate=1e-6",
         "engine.kv_cache_mb=512",
         "sampling.ignore_eos=true",
+        *mapping,
     ]
     return rows_of_run(task, words)
 
@@ -98,6 +104,7 @@ def main() -> None:
     parser.add_argument("size", choices=["tiny", "smollm2"])
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--lengths", choices=["equal", "tail"], default="equal")
+    parser.add_argument("--mapping", choices=list(MAPPINGS), default="one")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=1, help="repeat both sides, one after the other")
     arguments = parser.parse_args()
@@ -121,7 +128,8 @@ def main() -> None:
                 str(steps + 1),
             ]
             trl = trl_side.run([*words, ",".join(map(str, limits))], cores)
-            rows = ours(model, arguments.dtype, prompts, samples, limits, steps)[WARM_UP:]
+            mapping = MAPPINGS[arguments.mapping].format(cores=cores).split()
+            rows = ours(model, arguments.dtype, prompts, samples, limits, steps, mapping)[WARM_UP:]
             _show(trl, rows, len(limits), sum(limits))
 
 

@@ -8,6 +8,7 @@ from envs.task import Observation
 from recipes.memory import check_memory, free_memory_bytes, weights_bytes
 from recipes.model_folder import check_model_folder
 from recipes.plan import Machine
+from recipes.rules import Rules
 from recipes.staff import context_of
 from recipes.task import Task
 from roll_ray.cluster.actors import check_picklable
@@ -21,11 +22,12 @@ from workers.tokenizer import load_tokenizer
 _PROMPTS_LOOKED_AT = 200
 
 
-def check_before_start(settings: RunSettings, task: Task) -> None:
+def check_before_start(settings: RunSettings, task: Task, rules: Rules) -> None:
     """Raise RollRayError for a model folder that lacks a part, for functions that cannot travel to a worker, for
     prompts that leave no room for an answer, and for engines and weights that need more memory than is free."""
     _check_devices(settings)
     check_model_folder(settings.model)
+    check_picklable(f"the loss {settings.loss!r}", rules.registered_loss.function)
     if settings.replay is not None:
         return
     for domain, function in task.rewards.items():

@@ -71,7 +71,7 @@ class Pipeline:
         checkpoints = CheckpointFolder(self.folder, self.settings.keep_checkpoints)
         checkpoint = self._checkpoint_to_resume(checkpoints)
         sweep_stale()  # before the checks: they count free memory
-        check_before_start(self.settings, self.task)
+        check_before_start(self.settings, self.task, self.rules)
         with session(self.settings, f"roll-ray/{self.name}") as ray_session:
             if missing := missing_devices(self.settings, ray_session.devices):
                 raise SettingsError("\n".join(missing))
@@ -113,9 +113,10 @@ class Pipeline:
         settings = self.settings
         scorer = Scorer(
             self.rules.estimator,
-            self.rules.divisor,
+            self.rules.weigh,
             staff.trainers,
             keeps_proximal=settings.proximal == "trainer",
+            tokenwise=self.rules.finish if self.rules.token_stage is not None else None,
         )
         trainer = TrainerGroup(staff.trainers)
         rollouts = self._rollouts(staff, tracker)

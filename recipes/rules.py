@@ -2,60 +2,138 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 
 from roll_ray.algorithms import advantages
-from roll_ray.algorithms.advantages import ESTIMATORS, AdvantageSettings, Outcomes
-from roll_ray.algorithms.aggregation import denominator
+from roll_ray.algorithms.adaptive_kl import AdaptiveKl
+from roll_ray.algorithms.advantages import ESTIMATORS, AdvantageSettings, Normalisation, Outcomes
+from roll_ray.algorithms.aggregation import denominator, prompt_tokens
 from roll_ray.algorithms.loss_settings import LossSettings
-from roll_ray.receipts import Cut
-from roll_ray.scoring import Divisor, Estimate, Estimator
+from roll_ray.algorithms.losses import LOSSES, RegisteredLoss
+from roll_ray.algorithms.token_stage import TokenStage, finished
+from roll_ray.algorithms.whitening import Moments
+from roll_ray.receipts import Cut, Receipt
+from roll_ray.scoring import Estimate, Estimator, Finish, Weighing, Weights
 from roll_ray.settings import RunSettings
 from schedulers.protocol import Scheduler
 from schedulers.synchronous import Synchronous
+from schedulers.visit_filter import VisitFilter
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What makes one algorithm differ from another."""
+    """What makes one algorithm differ from another. With a `token_stage` the trainer ranks make token advantages
+    of the estimator's, and `finish` ends them; without, the estimator has finished them."""
 
     scheduler: Callable[[], Scheduler]
     estimator: Estimator
-    divisor: Divisor
+    weigh: Weighing
     loss: LossSettings
+    registered_loss: RegisteredLoss
+    token_stage: TokenStage | None = None
+    finish: Finish = field(default_factory=Finish)
+    adaptive_kl: AdaptiveKl | None = None
 
 
 def default_rules(settings: RunSettings) -> Rules:
     """The rules that the settings name."""
+    finish = Finish(settings.whitened, settings.advantage_clip)
+    stage = token_stage_of(settings)
     return Rules(
-        scheduler=partial(Synchronous, settings.prompts_per_step, settings.samples_per_prompt),
-        estimator=partial(estimate, settings.adv_estimator, settings.advantage_eps),
-        divisor=lambda receipts: denominator(
-            settings.aggregation, np.asarray([r.n_policy_tokens for r in receipts])
+        scheduler=partial(
+            Synchronous,
+            settings.prompts_per_step,
+            settings.samples_per_prompt,
+            keep=visit_filter_of(settings),
         ),
-        loss=LossSettings(
-            name=settings.loss,
-            clip_low=settings.clip_low,
-            clip_high=settings.clip_high,
-            dual_clip=settings.dual_clip,
-            aggregation=settings.aggregation,
-            kl_coefficient=settings.kl_coefficient,
-            proximal=settings.proximal,
+        estimator=partial(
+            estimate,
+            settings.adv_estimator,
+            advantage_settings_of(settings),
+            Finish() if stage is not None else finish,
+            settings.filters.overlong,
         ),
+        weigh=partial(weigh, settings.aggregation, _aggregation_length(settings), settings.filters.overlong),
+        loss=loss_settings_of(settings),
+        registered_loss=LOSSES[settings.loss],
+        token_stage=stage,
+        finish=finish,
+        adaptive_kl=None
+        if settings.kl_target is None
+        else AdaptiveKl(settings.kl_coefficient, settings.kl_target, settings.kl_horizon),
     )
 
 
-def estimate(name: str, eps: float, cut: Cut) -> Estimate:
-    """Advantages of a whole cut by the registered estimator `name`."""
+def visit_filter_of(settings: RunSettings) -> VisitFilter | None:
+    filters = settings.filters
+    if not filters.by_prompt:
+        return None
+    return VisitFilter(
+        filters.dynamic_sampling,
+        filters.difficulty_low,
+        filters.difficulty_high,
+        filters.max_filtered_batches,
+    )
+
+
+def advantage_settings_of(settings: RunSettings) -> AdvantageSettings:
+    """A mean or std that is not set is the estimator's own."""
+    own, given = ESTIMATORS[settings.adv_estimator].normalisation, settings.normalisation
+    clip = settings.reward_clip
+    return AdvantageSettings(
+        normalisation=None
+        if own is None
+        else Normalisation(given.mean or own.mean, given.std or own.std, given.eps),
+        gamma=settings.gamma,
+        gae_lambda=settings.gae_lambda,
+        reward_clip=None if clip is None else (-clip, clip),
+        advantage_clip=settings.advantage_clip,
+        whiten=settings.whitened,
+    )
+
+
+def token_stage_of(settings: RunSettings) -> TokenStage | None:
+    if not settings.token_stage:
+        return None
+    return TokenStage(
+        gamma=settings.gamma,
+        by_segment=settings.adv_estimator == "segment_returns",
+        kl_coefficient=settings.kl_coefficient if settings.kl_in == "reward" else 0.0,
+        kl_estimator=settings.kl_estimator,
+    )
+
+
+def loss_settings_of(settings: RunSettings) -> LossSettings:
+    return LossSettings(
+        name=settings.loss,
+        clip_low=settings.clip_low,
+        clip_high=settings.clip_high,
+        dual_clip=settings.dual_clip,
+        aggregation=settings.aggregation,
+        aggregation_length=_aggregation_length(settings),
+        kl_coefficient=settings.kl_coefficient if settings.kl_in == "loss" else 0.0,
+        kl_estimator=settings.kl_estimator,
+        proximal=settings.proximal,
+        correction=settings.correction.name,
+        correction_level=settings.correction.level,
+        correction_low=settings.correction.low,
+        correction_high=settings.correction.high,
+        **settings.loss_options.model_dump(),
+    )
+
+
+def estimate(name: str, settings: AdvantageSettings, finish: Finish, overlong: bool, cut: Cut) -> Estimate:
+    """Advantages of a whole cut by the registered estimator `name`, finished over the tokens that are trained."""
     visits = [r.sample.visit for r in cut.receipts]
-    own = ESTIMATORS[name].normalisation
-    settings = AdvantageSettings(normalisation=None if own is None else replace(own, eps=eps))
     outcomes = Outcomes(cut.rewards_B, visits, cut.policy_tokens_B)
     advantages_B = advantages.estimate(name, outcomes, settings).advantages_B
+    tokens_B = np.where(trained_B(cut.receipts, overlong), cut.policy_tokens_B, 0)
+    moments = Moments.of(advantages_B, tokens_B) if finish.whiten else None
+    advantages_B = finished(advantages_B, moments, finish.clip)
     return Estimate(
         advantages_B,
         {
@@ -64,3 +142,23 @@ def estimate(name: str, eps: float, cut: Cut) -> Estimate:
             "advantage_abs_max": float(np.abs(advantages_B).max()),
         },
     )
+
+
+def trained_B(receipts: Sequence[Receipt], overlong: bool) -> np.ndarray:
+    """Which samples are in the loss: those with a valid reward and, with the overlong filter, not truncated."""
+    return np.asarray([r.reward is not None and not (overlong and r.truncated) for r in receipts], np.bool_)
+
+
+def weigh(aggregation: str, length: int | None, overlong: bool, receipts: Sequence[Receipt]) -> Weights:
+    """The denominator of a mini-batch and what its samples need: `trained`, and `prompt_tokens` for prompt_mean."""
+    policy_tokens_B = np.asarray([r.n_policy_tokens for r in receipts], np.int64)
+    visits, trained = [r.sample.visit for r in receipts], trained_B(receipts, overlong)
+    extra_B = {} if trained.all() else {"trained": trained}
+    if aggregation == "prompt_mean":
+        extra_B = {**extra_B, "prompt_tokens": prompt_tokens(policy_tokens_B, visits, trained)}
+    divisor = denominator(aggregation, policy_tokens_B, groups_B=visits, trained_B=trained, length=length)
+    return Weights(divisor, extra_B)
+
+
+def _aggregation_length(settings: RunSettings) -> int:
+    return settings.aggregation_length or settings.sampling.max_new_tokens

@@ -18,6 +18,7 @@ from envs.task import RewardFunction
 from recipes.rules import Rules
 from recipes.task import Task
 from roll_ray.actors import ActorUnavailable, Pool
+from roll_ray.algorithms.shaping import Shaping
 from roll_ray.cluster.actors import RayActor, beside_the_driver, host, kill
 from roll_ray.cluster.groups import Group, reserved
 from roll_ray.cluster.session import Session
@@ -282,6 +283,9 @@ def trainer_spec_of(settings: RunSettings, rules: Rules, kind: Any) -> TrainerSp
             max_grad_norm=settings.max_grad_norm,
         ),
         loss=rules.loss,
+        registered=rules.registered_loss,
+        token_stage=rules.token_stage,
+        adaptive_kl=rules.adaptive_kl,
         dtype=settings.dtype,
         backend=settings.trainer,
         tokens_per_device=settings.tokens_per_device,
@@ -323,4 +327,10 @@ def runner_spec_of(settings: RunSettings, task: Task, name: str, context: int) -
         seed=settings.seed,
         deterministic=settings.deterministic,
         environments=task.environments,
+        shaping=Shaping(
+            settings.sampling.max_new_tokens,
+            settings.shaping.overlong_cache_tokens,
+            settings.shaping.repetition_weight,
+            settings.shaping.repetition_ngram,
+        ),
     )

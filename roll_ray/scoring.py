@@ -1,7 +1,8 @@
-"""From rewards to mini-batches that can be trained on: advantages per sample, divisors per mini-batch."""
+"""From rewards to mini-batches that can be trained on: advantages per sample or token, divisors per mini-batch."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -9,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from roll_ray.actors import Pool
+from roll_ray.algorithms.whitening import Moments
 from roll_ray.parts import MiniBatch, Part, Share
 from roll_ray.receipts import Cut, Receipt
 from roll_ray.worker_protocols import TrainerWorker
@@ -26,19 +28,39 @@ class Estimate:
 Estimator = Callable[[Cut], Estimate]
 """Group and batch statistics are computed where the scalars are: in the driver, over the whole cut."""
 
-Divisor = Callable[[Sequence[Receipt]], float]
-"""What a set of samples adds to the loss's denominator."""
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What a mini-batch adds to the loss's denominator, and what the loss must know of each of its samples
+    ([B] each, in the order of the receipts)."""
+
+    denominator: float
+    extra_B: Mapping[str, npt.NDArray[np.generic]] = field(default_factory=dict)
+
+
+Weighing = Callable[[Sequence[Receipt]], Weights]
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """How advantages that the trainer ranks computed per token end: whitened over the batch, clipped."""
+
+    whiten: bool = False
+    clip: float | None = None
 
 
 @dataclass(slots=True)
 class Scorer:
     """Adds to a part what training needs: advantages, divisors, and proximal log-probabilities if several
-    optimizer steps follow one another on one batch (the ratio's reference is then the weights of now)."""
+    optimizer steps follow one another on one batch (the ratio's reference is then the weights of now).
+
+    `tokenwise`: the ranks turn each sample's advantage into one per token before the first optimizer step."""
 
     estimator: Estimator
-    divisor: Divisor
+    weigh: Weighing
     trainers: Pool[TrainerWorker]
     keeps_proximal: bool
+    tokenwise: Finish | None = None
     metrics: dict[str, float] = field(default_factory=dict)
 
     async def __call__(self, part: Part) -> list[MiniBatch]:
@@ -51,15 +73,35 @@ class Scorer:
             for mini_batch in scored:
                 handles = [share.handles for share in mini_batch.shares]
                 await self.trainers.scatter(TrainerWorker.remember_proximal, handles)
+        if self.tokenwise is not None:
+            await self._token_advantages(scored, self.tokenwise)
         for i, mini_batch in enumerate(scored):
             closes = part.last or i < len(scored) - 1
             scored[i] = replace(mini_batch, closes_step=closes)
         return scored
 
     def _scored(self, mini_batch: MiniBatch, advantages: Mapping[SampleId, float]) -> MiniBatch:
-        shares = tuple(self._with_advantages(share, advantages) for share in mini_batch.shares)
-        return replace(mini_batch, shares=shares, denominator=self.divisor(mini_batch.receipts))
+        weights = self.weigh(mini_batch.receipts)
+        shares, begin = [], 0
+        for share in mini_batch.shares:
+            span = slice(begin, begin := begin + len(share.receipts))
+            values = np.asarray([advantages[r.sample] for r in share.receipts], np.float32)
+            extra_B = {name: values_B[span] for name, values_B in weights.extra_B.items()}
+            shares.append(replace(share, extra_B={**share.extra_B, **extra_B, "advantages": values}))
+        return replace(mini_batch, shares=tuple(shares), denominator=weights.denominator)
 
-    def _with_advantages(self, share: Share, advantages: Mapping[SampleId, float]) -> Share:
-        values = np.asarray([advantages[r.sample] for r in share.receipts], np.float32)
-        return replace(share, extra_B={**share.extra_B, "advantages": values})
+    async def _token_advantages(self, mini_batches: Sequence[MiniBatch], finish: Finish) -> None:
+        moments = Moments()
+        for mini_batch in mini_batches:
+            calls = [_call(share) for share in mini_batch.shares]
+            for ranks in await self.trainers.scatter(TrainerWorker.token_advantages, calls):
+                moments = moments.merged(ranks)
+        whitened = moments if finish.whiten else None
+        await self.trainers.broadcast(TrainerWorker.finish_advantages, whitened, finish.clip)
+        self.metrics["advantage_mean"] = 0.0 if finish.whiten else moments.mean
+        self.metrics["advantage_std"] = 1.0 if finish.whiten else math.sqrt(moments.variance)
+        self.metrics.pop("advantage_abs_max", None)
+
+
+def _call(share: Share) -> tuple[object, ...]:
+    return (dict(share.extra_B), *share.handles)

@@ -10,20 +10,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
+from roll_ray.algorithm_checks import algorithm_problems, shaping_problems
+from roll_ray.algorithm_settings import AlgorithmSettings, StrictModel
 from roll_ray.devices import parse_devices
 from roll_ray.sample import SamplingDistribution
 from roll_ray.weight_transfer import transfer_problems
 
 Devices = Annotated[tuple[int, ...], BeforeValidator(parse_devices)]
 """Device numbers, written as a list, `0-3` or `list(range(0,4))`; `auto` is turned into numbers by the recipe."""
-
-
-class StrictModel(BaseModel):
-    """Unknown keys are errors; `settings_io` adds the nearest known name to them."""
-
-    model_config = ConfigDict(extra="forbid", validate_default=True, allow_inf_nan=False)
 
 
 class SamplingSettings(StrictModel):
@@ -122,7 +118,7 @@ class DeviceSettings(StrictModel):
     )
 
 
-class RunSettings(StrictModel):
+class RunSettings(AlgorithmSettings):
     """What every recipe understands. Recipes derive from it and may add their own fields."""
 
     model: str = Field(..., description="Hugging Face causal language model: a folder or a hub name.")
@@ -144,30 +140,6 @@ class RunSettings(StrictModel):
         4096, gt=0, description="The memory knob: at most so many tokens in one micro-batch of one device."
     )
     max_steps: int = Field(300, gt=0, description="Training steps of the run.")
-
-    adv_estimator: Literal["grpo"] = Field("grpo", description="Advantage estimator.")
-    advantage_eps: float = Field(1e-6, gt=0, description="Added to the standard deviation of a group.")
-    loss: Literal["ppo"] = Field("ppo", description="Policy loss: PPO clip (1707.06347).")
-    clip_low: float = Field(0.2, gt=0, lt=1, description="PPO: the ratio is clipped below at 1 - clip_low.")
-    clip_high: float = Field(
-        0.2, gt=0, description="PPO: the ratio is clipped above at 1 + clip_high (0.28: DAPO's clip-higher)."
-    )
-    dual_clip: float | None = Field(
-        None, gt=1, description="Dual clip constant c for negative advantages (1912.09729); none: off."
-    )
-    aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum"] = Field(
-        "token_mean", description="How per-token losses become one number."
-    )
-    kl_coefficient: float = Field(
-        0.0,
-        ge=0,
-        description="Weight of the k3 KL against the reference model in the loss; 0: no reference is kept.",
-    )
-    proximal: Literal["trainer", "engine"] = Field(
-        "trainer",
-        description="Where the ratio's old log-probabilities come from: the trainer at the start of the step, "
-        "or the engine that sampled.",
-    )
 
     learning_rate: float = Field(1e-6, ge=0, description="AdamW learning rate.")
     warmup_steps: int = Field(0, ge=0, description="Linear warm-up over so many optimizer steps.")
@@ -237,11 +209,8 @@ class RunSettings(StrictModel):
                 f"devices.rollout has {n_rollout} devices and engine.tensor_parallel="
                 f"{self.engine.tensor_parallel}: {n_rollout} is not a multiple of {self.engine.tensor_parallel}"
             )
-        if self.sampling.distribution().truncated:
-            found.append(
-                f"sampling is truncated ({self.sampling.distribution()}) and loss={self.loss} uses ratios that a "
-                "trainer cannot replay under truncation: set sampling.top_p=1, sampling.top_k=0, sampling.min_p=0"
-            )
+        found += algorithm_problems(self, self.samples_per_prompt, self.sampling.distribution())
+        found += shaping_problems(self, self.sampling.max_new_tokens)
         if self.sampling.temperature == 0:
             found.append(
                 "sampling.temperature=0 gives equal responses and no signal: set it above 0, for example 1"

@@ -15,14 +15,18 @@ class TrainerGroup:
         self.pool = pool
         self._sums: dict[str, MetricSum] = {}
         self._last_step: dict[str, float] = {}
+        self._rejected = 0.0
 
     async def accumulate(self, mini_batch: MiniBatch) -> None:
         calls = [(dict(share.extra_B), *share.handles) for share in mini_batch.shares]
         sums = await self.pool.scatter(TrainerWorker.train_on, calls)
         self._sums = merge_sums([self._sums, *sums])
+        self._rejected += sum(s["rejected_denominator"].total for s in sums if "rejected_denominator" in s)
 
     async def step(self, denominator: float) -> None:
-        results = await self.pool.broadcast(TrainerWorker.step, denominator)
+        """Responses that a correction rejected leave the denominator, as if they had not been sampled."""
+        results = await self.pool.broadcast(TrainerWorker.step, denominator - self._rejected)
+        self._rejected = 0.0
         self._last_step = dict(results[0])
 
     async def save(self, folder: str) -> None:

@@ -23,6 +23,12 @@ class TrainerWorker(Protocol):
     def remember_proximal(self, *sources: Any) -> None:
         """Keep the log-probabilities of these samples under the weights of now, for later `train_on` calls."""
 
+    def token_advantages(self, extra_B: Mapping[str, npt.NDArray[Any]], *sources: Any) -> Any:
+        """Turn each sample's advantage into one per token and keep them for `train_on`; their `Moments`."""
+
+    def finish_advantages(self, moments: Any, clip: float | None) -> None:
+        """Whiten the kept advantages with the moments of the whole batch (None: do not), then clip them."""
+
     def step(self, denominator: float) -> Mapping[str, float]:
         """Divide what was accumulated, clip, step. Equal results on every rank."""
 

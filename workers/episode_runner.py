@@ -17,8 +17,9 @@ from typing import Any
 
 from envs.task import Environment, ScoredView, SingleTurn, Tokenizer
 from roll_ray.actors import Actor
+from roll_ray.algorithms.shaping import Shaping
 from roll_ray.errors import WorkerDiedError
-from roll_ray.sample import NO_VERSION, Prompt, Reward, Sample, SamplingDistribution, Times
+from roll_ray.sample import NO_VERSION, Prompt, Reward, Role, Sample, SamplingDistribution, Times
 from roll_ray.worker_protocols import EvaluationAnswer
 from schedulers.protocol import Aborted, Event, Failed, Generated, Launch, SampleId, Scored, Started, Visit
 from workers.engine_client import EngineClient
@@ -41,7 +42,7 @@ class RunnerSpec:
 
     `max_model_len` is the context of the engines in tokens, None when unknown. `stop_token_ids` end a response
     beside the end tokens that `model`, a folder or hub name, names itself. `reward_timeout_s` is for one
-    call to a reward worker.
+    call to a reward worker. `shaping` is added to the rewards of training.
     """
 
     name: str
@@ -56,6 +57,7 @@ class RunnerSpec:
     seed: int = 0
     deterministic: bool = False
     environments: Mapping[str, Callable[[], Environment]] = field(default_factory=dict)
+    shaping: Shaping | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -227,6 +229,9 @@ class EpisodeRunner:
         self._box.put([Generated(generated_s, sample, number, n_tokens, episode.finish_reason)])
         attempt.phase = "scoring"
         reward = await self._reward(episode, sample, number)
+        trajectory = episode.trajectory.arrays()
+        if spec.shaping is not None:
+            reward = spec.shaping.shape(reward, trajectory["tokens_T"][trajectory["roles_T"] == Role.POLICY])
         scored_s = time.time()
         if not reward.valid:
             return Scored(scored_s, sample, number, None, reward.reason), []
@@ -240,7 +245,7 @@ class EpisodeRunner:
                 sampling=spec.sampling,
                 domain=prompt.domain,
                 times=Times(started_s, generated_s, scored_s),
-                **episode.trajectory.arrays(),
+                **trajectory,
             )
         )
         return Scored(scored_s, sample, number, reward.value, reward.reason), [receipt]

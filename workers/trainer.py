@@ -14,14 +14,19 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from roll_ray.algorithms.adaptive_kl import AdaptiveKl
+from roll_ray.algorithms.loss_registry import RegisteredLoss
 from roll_ray.algorithms.loss_settings import LossSettings
 from roll_ray.algorithms.metric_sums import MetricSum
+from roll_ray.algorithms.token_stage import TokenStage, finished
+from roll_ray.algorithms.whitening import Moments
 from roll_ray.batch import Batch
 from roll_ray.generation import Canary
 from roll_ray.weights.folders import remove_run
 from roll_ray.weights.manifest import WeightManifest
-from schedulers.protocol import SampleId
 from workers.backends.base import OptimizerSettings
+from workers.kept_tokens import KeptTokens, with_tokens
+from workers.kl_coefficient import KlCoefficient
 
 if TYPE_CHECKING:
     from roll_ray.actors import Actor
@@ -38,12 +43,18 @@ log-probabilities of -15, where rounding alone makes 0.25 (SmolLM2-135M); a stal
 @dataclass(frozen=True, slots=True)
 class TrainerSpec:
     """What a rank needs to know. `model` and `reference` are Hugging Face folders or hub names; the reference
-    is loaded only when the loss has a KL term, and is the model itself unless given. `shares_gpu`: engines compute
+    is loaded only when there is a KL term, and is the model itself unless given. `registered`: the loss as it was
+    registered, where that was in a file that trainers do not import. `token_stage`: how a sample's advantage
+    becomes those of its tokens; None: it is that of each. `adaptive_kl`: where the KL coefficient begins and
+    what it follows; None: it is fixed. `shares_gpu`: engines compute
     on it in turns with the trainer, which keeps no memory there that it does not use."""
 
     model: str
     optimizer: OptimizerSettings
     loss: LossSettings = field(default_factory=LossSettings)
+    registered: RegisteredLoss | None = None
+    token_stage: TokenStage | None = None
+    adaptive_kl: AdaptiveKl | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
     backend: Literal["fsdp2"] = "fsdp2"
     tokens_per_device: int = 4096
@@ -52,6 +63,11 @@ class TrainerSpec:
     seed: int = 0
     reference: str | None = None
     shares_gpu: bool = False
+
+    @property
+    def kl_coefficient(self) -> float:
+        """Of the KL in the loss or in the token reward, whichever there is."""
+        return self.loss.kl_coefficient or (self.token_stage.kl_coefficient if self.token_stage else 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +96,9 @@ class PolicyTrainer:
         self._loss_sum = 0.0
         self._sender: Any = None
         self._control: EngineControl | None = None
-        self._proximal: dict[tuple[SampleId, int], npt.NDArray[np.float32]] = {}
+        self._kl = KlCoefficient(spec.kl_coefficient, spec.adaptive_kl)
+        self._proximal = KeptTokens("old_logprobs")
+        self._token_advantages = KeptTokens("advantages")
 
     def rendezvous_address(self) -> tuple[str, int]:
         """Where the ranks meet: asked of rank 0, which listens there, given to every rank's `start`."""
@@ -99,7 +117,7 @@ class PolicyTrainer:
 
         spec = self.spec
         torch.set_num_threads(spec.threads)
-        self._loss = build_loss(spec.loss)
+        self._loss = build_loss(spec.loss, spec.registered)
         join(self.rank, self.world_size, host, port, spec.device_kind)
         self._backend = FSDP2Backend(
             spec.model,
@@ -110,7 +128,7 @@ class PolicyTrainer:
             seed=spec.seed,
         )
         self._reference: FSDP2Policy | None = None
-        if spec.loss.kl_coefficient > 0:
+        if spec.kl_coefficient > 0:
             self._reference = FSDP2Policy(
                 spec.reference or spec.model,
                 dtype=spec.dtype,
@@ -141,9 +159,11 @@ class PolicyTrainer:
 
         `final=False` promises another share before the next `step` and leaves the sum over ranks to it.
         """
-        if self._reference is not None:
-            share = _with_extra(share, "reference_logprobs", self._reference.logprobs(share))
+        if self._reference is not None and self._loss.settings.kl_coefficient > 0:
+            share = with_tokens(share, "reference_logprobs", self._reference.logprobs(share))
         sums = self._backend.accumulate(share, self._loss, final=final)
+        if (kl := sums.get(f"kl_{self.spec.loss.kl_estimator}")) is not None:
+            self._kl.count(kl, len(share))
         if "loss_sum" in sums:
             self._loss_sum += sums["loss_sum"].total
         return sums
@@ -162,7 +182,9 @@ class PolicyTrainer:
         loss_sum = total(self._loss_sum)
         self._loss_sum = 0.0
         result = self._backend.step(denominator)
-        return {
+        kl_metrics = {} if self._reference is None else self._kl.step()
+        self._use_kl_coefficient()
+        return kl_metrics | {
             "loss": loss_sum / denominator if denominator > 0 else 0.0,
             "grad_norm": result.grad_norm,
             "learning_rate": result.learning_rate,
@@ -170,6 +192,11 @@ class PolicyTrainer:
             "step_skipped": float(bool(result.skipped)),
             "optimizer_steps": float(not result.skipped),
         }
+
+    def _use_kl_coefficient(self) -> None:
+        if self.spec.adaptive_kl is not None and self.spec.loss.kl_coefficient > 0:
+            settings = dataclasses.replace(self._loss.settings, kl_coefficient=self._kl.value)
+            self._loss = dataclasses.replace(self._loss, settings=settings)
 
     # --- the calls of the controller (roll_ray.worker_protocols.TrainerWorker) -----------------------
 
@@ -179,33 +206,53 @@ class PolicyTrainer:
         """`accumulate` for a share that lies in several places; `extra_B` is in the order of the sources."""
         share = _share_of(sources)
         share = dataclasses.replace(share, extra_B={**share.extra_B, **extra_B})
-        return self.accumulate(self._with_proximal(share))
+        return self.accumulate(self._token_advantages.onto(self._proximal.onto(share)))
 
     def remember_proximal(self, *sources: Batch | RecordedBatch) -> None:
         """Keep the log-probabilities of these samples under the weights of now, for their `train_on`."""
         share = _share_of(sources)
-        logprobs_T = self.logprobs(share)
-        for i, sample in enumerate(share.ids):
-            self._proximal[sample, int(share.attempts_B[i])] = logprobs_T[share.token_span(i)]
+        self._proximal.keep(share, self.logprobs(share))
+
+    def token_advantages(
+        self, extra_B: Mapping[str, npt.NDArray[Any]], *sources: Batch | RecordedBatch
+    ) -> Moments:
+        """Advantages per token from `extra_B["advantages"]`, kept for `train_on`; the moments of this share's."""
+        assert self.spec.token_stage is not None
+        share = _share_of(sources)
+        mask_T = share.policy_mask_T
+        if "trained" in extra_B:
+            mask_T = mask_T & np.repeat(extra_B["trained"], share.lengths_B)
+        kl_T = self._reward_kl(share, mask_T)
+        advantages_T = self.spec.token_stage.advantages(
+            extra_B["advantages"], share.policy_mask_T, share.offsets, kl_T, self._kl.value
+        )
+        self._token_advantages.keep(share, advantages_T)
+        return Moments.of(advantages_T, mask_T)
+
+    def finish_advantages(self, moments: Moments | None, clip: float | None) -> None:
+        """Whiten with the moments of the whole batch unless None, then clip unless None."""
+        self._token_advantages.change(lambda advantages_T: finished(advantages_T, moments, clip))
+
+    def _reward_kl(self, share: Batch, mask_T: npt.NDArray[np.bool_]) -> npt.NDArray[np.float32] | None:
+        """The KL of each token of the weights of now to the reference, where it goes into the reward."""
+        stage = self.spec.token_stage
+        if stage is None or stage.kl_coefficient == 0:
+            return None
+        import torch
+
+        from roll_ray.algorithms.kl import KL_ESTIMATORS
+
+        assert self._reference is not None
+        here, there = (torch.from_numpy(p.logprobs(share)) for p in (self._backend, self._reference))
+        kl_T = np.where(mask_T, KL_ESTIMATORS[stage.kl_estimator](here, there).numpy(), np.float32(0))
+        self._kl.count(MetricSum("mean", float(kl_T.sum()), float(mask_T.sum())), len(share))
+        return kl_T
 
     def record(self, path: str, *sources: Batch | RecordedBatch) -> None:
         """Write these samples to `path`, for a later replay."""
         from roll_ray.recording import save_batch
 
         save_batch(Path(path), _share_of(sources))
-
-    def _with_proximal(self, share: Batch) -> Batch:
-        """The share with what `remember_proximal` kept of it, which is then forgotten."""
-        keys = [(sample, int(attempt)) for sample, attempt in zip(share.ids, share.attempts_B, strict=True)]
-        kept = [self._proximal.pop(key, None) for key in keys]
-        known = [logprobs for logprobs in kept if logprobs is not None]
-        if not known:
-            return share
-        if len(known) < len(kept):
-            raise ValueError(
-                f"proximal log-probabilities are known of {len(known)} of {len(kept)} samples only"
-            )
-        return _with_extra(share, "old_logprobs", np.concatenate(known))
 
     # --- weights and files ------------------------------------------------------------------------
 
@@ -278,11 +325,16 @@ class PolicyTrainer:
     def save(self, folder: str) -> None:
         """Weights, optimizer, schedule, random state: what `load` needs to go on bit-equal."""
         self._backend.save(folder)
+        if self.rank == 0:
+            self._kl.save(folder)
 
     def load(self, folder: str) -> None:
         """Go on from `save`. Another number of ranks is fine."""
         self._backend.load(folder)
+        self._kl.load(folder)
+        self._use_kl_coefficient()
         self._proximal.clear()
+        self._token_advantages.clear()
         self._loss_sum = 0.0
 
     def export_hf(self, folder: str) -> None:
@@ -297,10 +349,6 @@ class PolicyTrainer:
 def _share_of(sources: tuple[Batch | RecordedBatch, ...]) -> Batch:
     batches = [source if isinstance(source, Batch) else source.load() for source in sources]
     return batches[0] if len(batches) == 1 else Batch.concatenate(batches)
-
-
-def _with_extra(share: Batch, name: str, values_T: npt.NDArray[np.float32]) -> Batch:
-    return dataclasses.replace(share, extra_T={**share.extra_T, name: values_T})
 
 
 def _exhaust(tensors: Any) -> None:

@@ -130,7 +130,7 @@ def step_returns(outcomes: Outcomes, settings: AdvantageSettings) -> Array:
     return np.asarray(outcomes.rewards_B, np.float64)
 
 
-@estimator("segment_returns", needs={"steps"}, tokenwise=True)
+@estimator("segment_returns", tokenwise=True)
 def segment_returns(outcomes: Outcomes, settings: AdvantageSettings) -> Array:
     """The reward; `returns.segment_returns` makes the discounted return of each run of policy tokens."""
     return np.asarray(outcomes.rewards_B, np.float64)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from roll_ray.sample import Reward
 
 Array = npt.NDArray[Any]
 
@@ -40,3 +43,33 @@ def repeated_ngram_share(tokens_T: Array, ngram_tokens: int) -> float:
         longer = codes * len(distinct) + token_codes[place : place + n_ngrams]
         codes = np.unique(longer, return_inverse=True)[1]
     return 1.0 - len(np.unique(codes)) / n_ngrams
+
+
+@dataclass(frozen=True, slots=True)
+class Shaping:
+    """What is added to a valid reward; a weight or cache of 0 leaves a part out. `limit_tokens`: of a response."""
+
+    limit_tokens: int
+    overlong_cache_tokens: int = 0
+    repetition_weight: float = 0.0
+    repetition_ngram: int = 4
+
+    def shape(self, reward: Reward, policy_tokens: Array) -> Reward:
+        """The reward with its parts, each also by itself in `parts`; an invalid reward stays as it is."""
+        if reward.value is None:
+            return reward
+        parts: dict[str, float] = {}
+        if self.overlong_cache_tokens:
+            counts = np.asarray([len(policy_tokens)])
+            parts["overlong"] = float(soft_overlong(counts, self.limit_tokens, self.overlong_cache_tokens)[0])
+        if self.repetition_weight:
+            share = repeated_ngram_share(policy_tokens, self.repetition_ngram)
+            parts["repetition"] = -self.repetition_weight * share
+        if not parts:
+            return reward
+        return Reward(
+            reward.value + sum(parts.values()),
+            reward.reason,
+            reward.extracted,
+            {"score": reward.value, **reward.parts, **parts},
+        )

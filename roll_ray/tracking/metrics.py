@@ -70,6 +70,8 @@ REQUIRED = (
 )
 """In every line of metrics.jsonl, null where not measured."""
 
+_MEAN_AND_MAX: tuple[tuple[str, Reduction, str], ...] = (("", "mean", "Mean"), ("_max", "max", "Largest"))
+
 _declare_all(
     "learning",
     [
@@ -105,6 +107,16 @@ _declare_all(
         ("step_skipped", "", "sum", "Optimizer steps skipped because no valid token was left."),
         ("optimizer_steps", "", "sum", "Optimizer steps taken."),
         ("entropy", "nats", "mean", "Entropy of the policy over its tokens."),
+        *(
+            (
+                f"kl_{name}{end}",
+                "nats",
+                reduction,
+                f"{what} {name} estimate of the KL to the reference, a token.",
+            )
+            for name in ("k1", "k2", "abs", "straight_through")
+            for end, reduction, what in _MEAN_AND_MAX
+        ),
         ("kl_k3", "nats", "mean", "k3 estimate of the KL to the reference, a token."),
         ("kl_k3_max", "nats", "max", "Largest k3 value of a token (it is not clamped)."),
         ("ratio_mean", "", "mean", "Importance ratio of new to old policy, raw."),
@@ -117,6 +129,21 @@ _declare_all(
             "mean",
             "Policy tokens whose ratio is clipped with effect on the gradient.",
         ),
+        ("clip_fraction_low", "share", "mean", "Of those, tokens that the lower bound holds."),
+        ("clip_fraction_high", "share", "mean", "Of those, tokens that the upper bound holds."),
+        ("topr_positive_fraction", "share", "mean", "topr: policy tokens of samples with a reward above 0."),
+        ("sapo_gate_mean", "", "mean", "sapo: the soft gate over the policy tokens."),
+        (
+            "correction_weight_mean",
+            "",
+            "mean",
+            "Weight that the correction gives a token; masked ones count 0.",
+        ),
+        ("corrected_fraction", "share", "mean", "Policy tokens whose loss the correction changed."),
+        ("rejected_sequences", "samples", "sum", "Responses that the correction rejected."),
+        ("rejected_denominator", "", "sum", "What they would have added to the denominator."),
+        ("kl", "nats", "mean", "KL to the reference, a token, by the estimator chosen."),
+        ("kl_coefficient", "", "last", "Weight of the KL in this step."),
         ("dual_clip_fraction", "share", "mean", "Policy tokens held by the dual clip."),
         (
             "logprob_mean",

@@ -14,6 +14,7 @@ from recipes import grpo_qwen, grpo_smollm2
 from recipes.checks import check_before_start
 from recipes.memory import check_memory, free_memory_bytes, weights_bytes
 from recipes.pipeline import Pipeline
+from recipes.rules import default_rules
 from recipes.task import Task
 from roll_ray.errors import RollRayError, SettingsError
 from roll_ray.sample import Prompt
@@ -32,10 +33,14 @@ def settings_of(model: Path | str, *words: str) -> RunSettings:
     return read_settings(RunSettings, [f"model={model}", *words])
 
 
+def check(settings: RunSettings, task: Task) -> None:
+    check_before_start(settings, task, default_rules(settings))
+
+
 def error_of(settings: RunSettings, task: Task) -> RollRayError:
     """The error of a start; it has all three parts."""
     with pytest.raises(RollRayError) as raised:
-        check_before_start(settings, task)
+        check(settings, task)
     assert raised.value.what
     assert raised.value.why
     assert raised.value.next_step
@@ -53,7 +58,7 @@ def model(letter_model, tmp_path) -> Path:
 
 
 def test_a_good_start_passes(model, task):
-    check_before_start(settings_of(model), task)
+    check(settings_of(model), task)
 
 
 def test_a_model_folder_without_a_tokenizer(model, task):
@@ -75,7 +80,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_knows(model, task):
 
 def test_a_model_folder_that_does_not_exist(tmp_path, task):
     with pytest.raises(RollRayError, match=f"there is no model folder {tmp_path}/nowhere"):
-        check_before_start(settings_of(tmp_path / "nowhere"), task)
+        check(settings_of(tmp_path / "nowhere"), task)
 
 
 def test_a_hub_model_that_cannot_be_reached(task, monkeypatch):
@@ -180,7 +185,7 @@ def test_prompts_that_leave_no_room_in_the_context(model):
 
 def test_a_few_prompts_that_leave_no_room_are_counted(model, capsys):
     task = Task([*PROMPTS, Prompt(id="b", text="a" * 200)], rewards={"default": half})
-    check_before_start(settings_of(model), task)
+    check(settings_of(model), task)
     assert "1 of the first 2 prompts fill the context of 128 tokens" in capsys.readouterr().out
 
 

@@ -133,7 +133,7 @@ def train(settings, record, folder, stop_after=None):
             tracker.controller = Controller(
                 max_steps=settings.max_steps,
                 rollouts=ReplayRollouts(record, settings.optimizer_steps_per_batch, 1),
-                score=Scorer(rules.estimator, rules.divisor, pool, keeps_proximal=True),
+                score=Scorer(rules.estimator, rules.weigh, pool, keeps_proximal=True),
                 trainer=trainer,
                 publish=lambda version: asyncio.sleep(0),
                 evaluate=lambda step: asyncio.sleep(0, {}),

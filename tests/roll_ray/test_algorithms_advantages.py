@@ -312,7 +312,6 @@ def test_each_estimator_says_what_it_needs_and_does():
         "remax": {"greedy_rewards"},
         "gae": {"values"},
         "step_returns": {"steps"},
-        "segment_returns": {"steps"},
         "gigpo": {"states", "steps"},
     }
     tokenwise = {name for name, e in ESTIMATORS.items() if e.tokenwise}

@@ -324,7 +324,7 @@ def test_published_and_exported_weights_are_the_trainers(outcome):
 def test_a_publish_carries_every_tensor_and_a_canary_that_plain_torch_confirms(tmp_path):
     make_models(tmp_path)
     trainer = PolicyTrainer(TrainerSpec(str(tmp_path / "tied"), OptimizerSettings(1e-3)))
-    trainer.start(*free_address())
+    trainer.start(*trainer.rendezvous_address())
     try:
         manifest = trainer.publish(7, str(tmp_path / "published"))
     finally:

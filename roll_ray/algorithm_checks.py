@@ -1,0 +1,153 @@
+"""What an algorithm needs against what a run supplies, and contradictions between algorithm settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from roll_ray.algorithm_settings import AlgorithmSettings
+from roll_ray.algorithms.advantages import ESTIMATORS
+from roll_ray.algorithms.corrections import CORRECTIONS
+from roll_ray.algorithms.losses import LOSSES
+from roll_ray.sample import SamplingDistribution
+
+ALWAYS_SUPPLIED = frozenset({"advantages", "rewards", "old_logprobs"})
+
+_WHERE_FROM = {
+    "reference_logprobs": "log-probabilities of a reference model: set kl_coefficient above 0",
+    "values": "values of a critic, which no trainer of this version has: use an estimator without one, for "
+    "example grpo",
+    "greedy_rewards": "the reward of each prompt's greedy response, which no scheduler of this version asks for: "
+    "use for example rloo",
+    "steps": "rewards of single turns, which no environment of this version reports: use for example grpo",
+    "states": "the states that episodes visit, which no environment of this version reports: use for example grpo",
+    "pairs": "pairs of a preferred and a rejected response, which no recipe of this version makes: use for example "
+    "ppo",
+}
+
+
+def supplied(settings: AlgorithmSettings) -> frozenset[str]:
+    """The fields that a run with these settings brings to its estimator and its loss."""
+    return ALWAYS_SUPPLIED | ({"reference_logprobs"} if settings.kl_coefficient > 0 else frozenset())
+
+
+def algorithm_problems(
+    settings: AlgorithmSettings, samples_per_prompt: int, sampling: SamplingDistribution
+) -> list[str]:
+    """A sentence for each need that is not met and each contradiction; empty when there is none."""
+    return [
+        *_unmet_needs(settings),
+        *_normalisation(settings),
+        *_ratios(settings, sampling),
+        *_filters(settings, samples_per_prompt),
+        *_kl(settings),
+    ]
+
+
+def _unmet_needs(settings: AlgorithmSettings) -> Iterator[str]:
+    features = {
+        f"adv_estimator={settings.adv_estimator}": ESTIMATORS[settings.adv_estimator].needs,
+        f"loss={settings.loss}": LOSSES[settings.loss].needs,
+    }
+    there = supplied(settings)
+    for feature, needs in features.items():
+        for need in sorted(needs - there):
+            yield f"{feature} needs {_WHERE_FROM.get(need, f'{need!r}, which nothing here supplies')}"
+
+
+def _normalisation(settings: AlgorithmSettings) -> Iterator[str]:
+    given = settings.normalisation
+    if ESTIMATORS[settings.adv_estimator].normalisation is None and (given.mean or given.std):
+        name = "normalisation.mean" if given.mean else "normalisation.std"
+        yield (
+            f"{name} is set and adv_estimator={settings.adv_estimator} has its own way: unset it, or use an "
+            "estimator of the group family, for example grpo"
+        )
+
+
+def _ratios(settings: AlgorithmSettings, sampling: SamplingDistribution) -> Iterator[str]:
+    corrects = settings.correction.name != "none"
+    if sampling.truncated and (LOSSES[settings.loss].uses_ratio or corrects):
+        what = f"loss={settings.loss}" if LOSSES[settings.loss].uses_ratio else "the correction"
+        yield (
+            f"sampling is truncated ({sampling}) and {what} uses ratios that a trainer cannot replay under "
+            "truncation: set sampling.top_p=1, sampling.top_k=0, sampling.min_p=0"
+        )
+    if corrects and settings.proximal == "engine":
+        yield (
+            f"correction.name={settings.correction.name} compares the trainer with the engine, and with "
+            "proximal=engine there is nothing to compare: set proximal=trainer or correction.name=none"
+        )
+    anchored = settings.loss == "cispo" and settings.loss_options.cispo_anchor == "behaviour"
+    if corrects and (LOSSES[settings.loss].corrects or anchored):
+        yield (
+            f"loss={settings.loss} has a behaviour weight of its own, and correction.name="
+            f"{settings.correction.name} would apply it twice: set loss=ppo or correction.name=none"
+        )
+    if LOSSES[settings.loss].corrects and settings.proximal == "engine":
+        yield (
+            f"loss={settings.loss} compares the trainer with the engine, and with proximal=engine there is nothing "
+            "to compare: set proximal=trainer or loss=ppo"
+        )
+    if settings.correction.name == "rejection" and settings.aggregation == "prompt_mean":
+        yield (
+            "correction.name=rejection with aggregation=prompt_mean would change the weight of a rejected response's "
+            "siblings: set correction.name=geometric_band, which masks, or another aggregation"
+        )
+    yield from _correction_bounds(settings)
+
+
+def _correction_bounds(settings: AlgorithmSettings) -> Iterator[str]:
+    given = settings.correction
+    if given.name == "none":
+        for name in ("low", "high"):
+            if getattr(given, name) is not None:
+                yield f"correction.{name} is set and correction.name=none: name a correction, or unset it"
+        return
+    levels = CORRECTIONS[given.name].bounds
+    if "level" in given.model_fields_set and given.level not in levels:
+        yield f"correction.level={given.level} is nothing that {given.name} knows: use {' or '.join(levels)}"
+        return
+    low, high = levels.get(given.level, next(iter(levels.values())))
+    low = low if given.low is None else given.low
+    high = high if given.high is None else given.high
+    if low >= high:
+        yield (
+            f"correction.name={given.name} keeps ratios from {low} to {high}, which are none: set correction.low "
+            "below correction.high"
+        )
+
+
+def _filters(settings: AlgorithmSettings, samples_per_prompt: int) -> Iterator[str]:
+    filters = settings.filters
+    if filters.dynamic_sampling and samples_per_prompt == 1:
+        yield (
+            "filters.dynamic_sampling=true with samples_per_prompt=1 would filter every prompt, since one reward "
+            "equals itself: set samples_per_prompt above 1, for example 8"
+        )
+    low, high = filters.difficulty_low, filters.difficulty_high
+    if low is not None and high is not None and low >= high:
+        yield f"filters.difficulty_low={low} is not below filters.difficulty_high={high}: for example 0.1 and 0.95"
+
+
+def shaping_problems(settings: AlgorithmSettings, max_new_tokens: int) -> list[str]:
+    """Contradictions between shaping and the length of responses."""
+    cache = settings.shaping.overlong_cache_tokens
+    if cache <= max_new_tokens:
+        return []
+    return [
+        f"shaping.overlong_cache_tokens={cache} is more than sampling.max_new_tokens={max_new_tokens}: set it to at "
+        f"most {max_new_tokens}"
+    ]
+
+
+def _kl(settings: AlgorithmSettings) -> Iterator[str]:
+    if settings.kl_target is not None and settings.kl_coefficient == 0:
+        yield (
+            f"kl_target={settings.kl_target} adapts kl_coefficient, which is 0: set kl_coefficient to where it "
+            "shall begin, for example 0.001"
+        )
+    if settings.kl_in == "reward" and settings.kl_estimator == "straight_through":
+        yield (
+            "kl_estimator=straight_through is about gradients, and kl_in=reward has none: set kl_estimator=k1 or "
+            "kl_in=loss"
+        )
