@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 
 from envs.task import Observation
+from recipes.engine_house import context_of
 from recipes.memory import check_memory, free_memory_bytes, weights_bytes
 from recipes.model_folder import check_model_folder
 from recipes.plan import Machine
 from recipes.rules import Rules
-from recipes.staff import context_of
 from recipes.task import Task
 from roll_ray.cluster.actors import check_picklable
 from roll_ray.errors import DataError, SettingsError

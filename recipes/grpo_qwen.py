@@ -10,11 +10,17 @@ As it stands it trains the demo, a tiny Qwen3 that learns to sort letters, on tw
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, TypeVar
+
 from pydantic import Field
 
 from recipes.running import Program, run_recipe
 from roll_ray.settings import EngineSettings, EvaluationSettings, RunSettings, SamplingSettings
 
+if TYPE_CHECKING:
+    from recipes.task import Task
+
+S = TypeVar("S", bound=RunSettings)
 DEMO_MODEL = "demo"
 
 
@@ -48,9 +54,15 @@ class Settings(RunSettings):
 
 def build(settings: Settings) -> Program:
     """The pipeline that these settings describe."""
+    from recipes.pipeline import Pipeline
+
+    return Pipeline(*with_task(settings))
+
+
+def with_task(settings: S) -> tuple[S, Task]:
+    """The settings with the model's folder, and what is trained on."""
     from envs.maths import score
     from recipes.demo import demo_model, sort_letters_task
-    from recipes.pipeline import Pipeline
     from recipes.prompts import prompts_of
     from recipes.sources import check_data
     from recipes.task import Task
@@ -59,9 +71,9 @@ def build(settings: Settings) -> Program:
         check_data(settings)
         settings = settings.model_copy(update={"model": str(demo_model())})
     if settings.data is None:
-        return Pipeline(settings, sort_letters_task(settings))
+        return settings, sort_letters_task(settings)
     train, heldout = prompts_of(settings)
-    return Pipeline(settings, Task(train, heldout, rewards={p.domain: score for p in train}))
+    return settings, Task(train, heldout, rewards={p.domain: score for p in train})
 
 
 if __name__ == "__main__":

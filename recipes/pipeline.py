@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.checks import check_before_start
+from recipes.engine_house import EngineHouse
 from recipes.rules import Rules, default_rules
 from recipes.staff import Staff, staffed
 from recipes.task import Task
@@ -65,6 +66,7 @@ class Pipeline:
         self.interrupt = asyncio.Event()
         self.staff: Staff | None = None
         self.engines: EnginePool | None = None
+        self.kept: EngineHouse | None = None  # engines that outlive this run, which a study hands over
 
     async def run(self) -> RunResult:
         """Start the workers, train, and leave nothing behind."""
@@ -77,7 +79,7 @@ class Pipeline:
                 raise SettingsError("\n".join(missing))
             begin(self.folder)
             async with contextlib.AsyncExitStack() as stack:
-                hired = staffed(self.settings, self.task, self.rules, ray_session, self.folder)
+                hired = staffed(self.settings, self.task, self.rules, ray_session, self.folder, self.kept)
                 try:
                     staff = await unless_interrupted(self.interrupt, stack.enter_async_context(hired))
                 except Interrupted:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,23 +14,21 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from envs.task import RewardFunction
+from recipes.engine_house import EngineHouse, context_of, engine_house, worker_environment
 from recipes.rules import Rules
 from recipes.task import Task
 from roll_ray.actors import ActorUnavailable, Pool
 from roll_ray.algorithms.shaping import Shaping
-from roll_ray.cluster.actors import RayActor, beside_the_driver, host, kill
-from roll_ray.cluster.groups import Group, reserved
+from roll_ray.cluster.actors import RayActor, beside_the_driver, host, kill, names_free
 from roll_ray.cluster.session import Session
 from roll_ray.errors import RollRayError, WorkerDiedError
 from roll_ray.interruption import cancelled
 from roll_ray.placement import place
 from roll_ray.settings import RunSettings
 from roll_ray.supervision import restarts
-from roll_ray.weight_transfer import WeightTransfer, trains_too, weight_transfer
+from roll_ray.weight_transfer import WeightTransfer
 from workers.backends.base import OptimizerSettings
-from workers.engine_spec import EngineSpec
 from workers.episode_runner import EpisodeRunner, RunnerSpec
-from workers.model_context import context_tokens
 from workers.reward_worker import RewardWorker
 from workers.rollout_engine import RolloutEngine
 from workers.rollout_manager import ManagerSpec, RolloutManager
@@ -39,7 +36,6 @@ from workers.sample_store import SampleStore
 from workers.trainer import PolicyTrainer, TrainerSpec
 
 STARTING_S = 300.0
-GOODBYE_S = 15.0
 
 
 @dataclass(slots=True)
@@ -96,41 +92,42 @@ class Staff:
 
 @contextlib.asynccontextmanager
 async def staffed(
-    settings: RunSettings, task: Task, rules: Rules, session: Session, folder: Path
+    settings: RunSettings,
+    task: Task,
+    rules: Rules,
+    session: Session,
+    folder: Path,
+    kept: EngineHouse | None = None,
 ) -> AsyncIterator[Staff]:
-    """Seats reserved, actors started and ready; all of them end with the block, however it ends."""
-    placement = place(settings)
-    async with reserved(placement, session, session.namespace) as group:
-        staff = _hire(settings, task, rules, session, group, folder)
+    """Seats reserved, actors started and ready; all of them end with the block, however it ends, but for engines
+    that are `kept` from run to run."""
+    async with contextlib.AsyncExitStack() as stack:
+        house = kept
+        if house is None:
+            house = await stack.enter_async_context(engine_house(settings, session))
+        staff = _hire(settings, task, rules, house, folder)
         supervision: asyncio.Task[None] | None = None
-        in_a_hurry = False
         try:
             await _ready(staff)
+            if kept is not None:
+                await staff.engines.broadcast(RolloutEngine.new_run)
             supervision = asyncio.create_task(staff.supervise())
             yield staff
-        except asyncio.CancelledError:
-            in_a_hurry = True
-            raise
         finally:
             if supervision is not None:
                 await cancelled(supervision)
-            if not in_a_hurry:
-                await _say_goodbye(staff)
-            for actor in staff.everybody():
+            let_go = [actor for actor in staff.everybody() if actor not in house.engines]
+            for actor in let_go:
                 kill(actor)
+            if kept is not None:  # the next run's workers have the same names
+                await names_free(actor.name for actor in let_go)
 
 
-def _hire(
-    settings: RunSettings, task: Task, rules: Rules, session: Session, group: Group, folder: Path
-) -> Staff:
-    kind = "gpu" if session.resource == "GPU" else "cpu"
-    env = {"OMP_NUM_THREADS": str(settings.devices.threads_per_device), "TOKENIZERS_PARALLELISM": "false"}
+def _hire(settings: RunSettings, task: Task, rules: Rules, house: EngineHouse, folder: Path) -> Staff:
+    group = house.group
     placement = place(settings)
-    train_seats = placement.of("actor-train")
-    transfer = weight_transfer(settings, on_gpu=kind == "gpu")
-    engine_seats = placement.of("rollout")
-    in_turns = {seat.name for seat in engine_seats if kind == "gpu" and trains_too(seat.devices, settings)}
-    trainer_spec = replace(trainer_spec_of(settings, rules, kind), shares_gpu=bool(in_turns))
+    train_seats, engine_seats = placement.of("actor-train"), placement.of("rollout")
+    trainer_spec = replace(trainer_spec_of(settings, rules, house.kind), shares_gpu=bool(house.sleepers))
     trainers = [
         host(
             PolicyTrainer,
@@ -140,27 +137,13 @@ def _hire(
             name=seat.name,
             seat=group.strategy(seat),
             resources=group.resources(seat),
-            env=env,
+            env=worker_environment(settings),
         )
         for seat in train_seats
     ]
     if settings.replay is not None:
         return Staff(Pool("actor-train", trainers), Pool("rollout", []), Pool("runner", []))
-    context = context_of(settings)
-    engine_spec = replace(engine_spec_of(settings, "", kind, context), weight_backend=transfer)
-    engines = [
-        host(
-            RolloutEngine,
-            replace(engine_spec, name=seat.name, sleeps=seat.name in in_turns),
-            True,
-            name=seat.name,
-            seat=group.strategy(seat),
-            resources=group.resources(seat),
-            env=env,
-            restarts=-1,
-        )
-        for seat in engine_seats
-    ]
+    engines, context = house.engines, context_of(settings)
     rewards = _reward_workers(settings, task.rewards)
     stores: list[RayActor[SampleStore]] = []
     runners: list[RayActor[EpisodeRunner]] = []
@@ -192,8 +175,8 @@ def _hire(
         stores,
         rewards,
         manager,
-        transfer=transfer,
-        sleepers=frozenset(in_turns),
+        transfer=house.transfer,
+        sleepers=house.sleepers,
     )
 
 
@@ -256,21 +239,6 @@ async def _ready(staff: Staff) -> None:
         ) from None
 
 
-async def _say_goodbye(staff: Staff) -> None:
-    """Let engines end in their own way. (Those that are only killed have processes that notice it in a second.)"""
-    endings = (engine.call(RolloutEngine.shutdown) for engine in staff.engines)
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(asyncio.gather(*endings, return_exceptions=True), GOODBYE_S)
-
-
-def context_of(settings: RunSettings) -> int:
-    """Tokens of the engines' context: what the settings say, else what prompts and responses can need of it."""
-    if settings.engine.max_model_len is not None:
-        return settings.engine.max_model_len
-    longest = max(settings.sampling.max_new_tokens, settings.evaluation.sampling.max_new_tokens)
-    return min(context_tokens(settings.model) or sys.maxsize, settings.max_prompt_tokens + longest)
-
-
 def trainer_spec_of(settings: RunSettings, rules: Rules, kind: Any) -> TrainerSpec:
     return TrainerSpec(
         model=settings.model,
@@ -292,25 +260,6 @@ def trainer_spec_of(settings: RunSettings, rules: Rules, kind: Any) -> TrainerSp
         device_kind=kind,
         threads=settings.devices.threads_per_device,
         seed=settings.seed,
-    )
-
-
-def engine_spec_of(settings: RunSettings, name: str, kind: Any, context: int) -> EngineSpec:
-    engine = settings.engine
-    return EngineSpec(
-        model=settings.model,
-        name=name,
-        dtype=settings.dtype,
-        tensor_parallel=engine.tensor_parallel,
-        max_model_len=context,
-        max_running_requests=engine.max_running_requests,
-        kv_cache_mb=engine.kv_cache_mb,
-        gpu_memory_utilization=engine.gpu_memory_utilization,
-        enforce_eager=engine.enforce_eager,
-        threads=settings.devices.threads_per_device,
-        seed=settings.seed,
-        device=kind,
-        seeded_requests=settings.deterministic,
     )
 
 

@@ -2,7 +2,7 @@
 
 Requests are answered by long-polls of their clients. While paused, new requests wait on this side. After an
 update, requests that had no token yet start again under the new weights; others go on with the cache of
-their prefix. The prefix cache is salted by version: nothing is answered from another version's cache.
+their prefix. The prefix cache is salted by commit: nothing is answered from the cache of other weights.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class RolloutEngine:
         self._process = EngineProcess(self.spec, self._book.grow, self._died)
         self._info: EngineInfo | None = None
         self._gate = VersionGate(0)
+        self._commits = 0
         self._updating = asyncio.Lock()
         self._paused = False
         self._held: list[Stream] = []
@@ -75,6 +76,19 @@ class RolloutEngine:
                 self._reset()
                 self._info = await self._process.start()
             return self._info
+
+    @property
+    def _salt(self) -> str:
+        """Of the prefix cache."""
+        return f"c{self._commits}"
+
+    async def new_run(self) -> None:
+        """Belong to another run from now on: its versions begin anew, and nothing is served before its first."""
+        self._running()
+        async with self._updating:
+            await self._abort_all()
+            self._gate = VersionGate(0)
+            self._gate.withdraw("the run that it belongs to now has published no weights yet")
 
     async def shutdown(self) -> None:
         """End the engine's processes; open requests are forgotten, who waits for them is told."""
@@ -111,9 +125,7 @@ class RolloutEngine:
         request = stream.request
         room = self._running().max_model_len - len(request.prompt_token_ids)
         try:
-            await self._process.add(
-                stream.key, request, min(request.max_new_tokens, room), f"v{self.version}"
-            )
+            await self._process.add(stream.key, request, min(request.max_new_tokens, room), self._salt)
         except ValueError as error:  # the sampling distribution
             self._book.close(stream, "error", str(error))
 
@@ -196,7 +208,7 @@ class RolloutEngine:
         if problem := self._problem(asked):
             raise RollRayError(f"{self.spec.name} cannot score this sequence: {problem}")
         scaled = temperature not in (0.0, 1.0)
-        logprobs = await self._process.prompt_logprobs(token_ids, f"v{self.version}", scaled)
+        logprobs = await self._process.prompt_logprobs(token_ids, self._salt, scaled)
         return _at_temperature(logprobs, temperature) if scaled else [float(x) for x in logprobs[:, 0]]
 
     async def stats(self) -> EngineStats:
@@ -284,6 +296,7 @@ class RolloutEngine:
                 await self._fence(error)
                 raise
             self._gate.commit()
+            self._commits += 1
             await self._start_untouched_again()
             if not stays_paused:
                 await self.resume()

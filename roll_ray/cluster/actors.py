@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import glob
 import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar
@@ -150,6 +151,22 @@ def host(
 def kill(actor: Any) -> None:
     """End an actor for good."""
     ray.kill(actor.handle, no_restart=True)
+
+
+async def names_free(names: Iterable[str], timeout_s: float = 30.0) -> None:
+    """Wait until no actor of this namespace has one of these names any more; TimeoutError after `timeout_s`."""
+    left = set(names)
+    async with asyncio.timeout(timeout_s):
+        while left := {name for name in left if _is_taken(name)}:
+            await asyncio.sleep(0.1)
+
+
+def _is_taken(name: str) -> bool:
+    try:
+        ray.get_actor(name)
+    except ValueError:
+        return False
+    return True
 
 
 def beside_the_driver() -> NodeAffinitySchedulingStrategy:
