@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from roll_ray.cluster.actors import RayActor, host, kill
 from roll_ray.cluster.groups import Group, reserved
 from roll_ray.cluster.session import Session
@@ -63,7 +65,12 @@ def _house(settings: RunSettings, group: Group, kind: Any) -> EngineHouse:
         engines = [
             host(
                 RolloutEngine,
-                replace(spec, name=seat.name, sleeps=seat.name in in_turns),
+                replace(
+                    spec,
+                    name=seat.name,
+                    sleeps=seat.name in in_turns,
+                    seed=engine_seed(settings.seed, seat.rank),
+                ),
                 True,
                 name=seat.name,
                 seat=group.strategy(seat),
@@ -74,6 +81,12 @@ def _house(settings: RunSettings, group: Group, kind: Any) -> EngineHouse:
             for seat in seats
         ]
     return EngineHouse(group, engines, frozenset(in_turns), kind, transfer)
+
+
+def engine_seed(seed: int, rank: int) -> int:
+    """A seed of its own for each engine of a run, below 2^31: with equal ones, engines that get the same prompt
+    would answer it with the same words."""
+    return int(np.random.SeedSequence([seed, rank]).generate_state(1)[0] >> 1)
 
 
 def worker_environment(settings: RunSettings) -> Mapping[str, str]:

@@ -57,6 +57,23 @@ def test_the_run_goes_on_to_its_last_step(sabotaged):
 
 
 @pytest.mark.engine
+def test_no_engine_repeats_what_another_sampled(sabotaged):
+    """All prompts are equal here, so engines with equal random numbers would give equal responses."""
+    folder, _, _ = sabotaged
+    batches = [load_batch(path) for path in (folder / "record" / "step-000001").glob("*.npz")]
+    responses = [
+        tuple(b.tokens_T[b.token_span(i)][b.policy_mask_T[b.token_span(i)]])
+        for b in batches
+        for i in range(len(b))
+    ]
+    long = [r for r in responses if len(r) >= 4]
+    assert len(long) >= P * R // 2
+    assert len(set(long)) == len(long)
+    tails = {r[-4:] for r in long}
+    assert len(tails) == len(long), "the same words after another beginning"
+
+
+@pytest.mark.engine
 def test_every_batch_is_whole_and_every_sample_is_trained_once(sabotaged):
     folder, _, _ = sabotaged
     seen = set()
