@@ -119,7 +119,7 @@ def loss_settings_of(settings: RunSettings) -> LossSettings:
         kl_estimator=settings.kl_estimator,
         proximal=settings.proximal,
         correction=settings.correction.name,
-        correction_level=settings.correction.level,
+        correction_level=settings.correction.level or "token",
         correction_low=settings.correction.low,
         correction_high=settings.correction.high,
         **settings.loss_options.model_dump(),
@@ -133,7 +133,8 @@ def estimate(name: str, settings: AdvantageSettings, finish: Finish, overlong: b
     advantages_B = advantages.estimate(name, outcomes, settings).advantages_B
     tokens_B = np.where(trained_B(cut.receipts, overlong), cut.policy_tokens_B, 0)
     moments = Moments.of(advantages_B, tokens_B) if finish.whiten else None
-    advantages_B = finished(advantages_B, moments, finish.clip)
+    usable_B = ~np.isnan(cut.rewards_B) & (cut.policy_tokens_B > 0)
+    advantages_B = np.where(usable_B, finished(advantages_B, moments, finish.clip), np.float32(0))
     return Estimate(
         advantages_B,
         {

@@ -44,9 +44,9 @@ def run_recipe(settings_class: type[S], build: Callable[[S], Program]) -> NoRetu
     if __name__ == "__main__":
         run_recipe(Settings, build)
     """
-    module = inspect.getmodule(build)
-    file = Path(inspect.getfile(build))
-    recipe = Recipe(file.stem, file, settings_class, build, (getattr(module, "__doc__", "") or "").strip())
+    caller = inspect.stack()[1].frame.f_globals  # the recipe; `build` may be another one's
+    file = Path(caller["__file__"])
+    recipe = Recipe(file.stem, file, settings_class, build, (caller.get("__doc__") or "").strip())
     words = sys.argv[1:]
     if words in (["-h"], ["--help"]):
         print(_usage(recipe))

@@ -99,15 +99,15 @@ def _ratios(settings: AlgorithmSettings, sampling: SamplingDistribution) -> Iter
 def _correction_bounds(settings: AlgorithmSettings) -> Iterator[str]:
     given = settings.correction
     if given.name == "none":
-        for name in ("low", "high"):
+        for name in ("level", "low", "high"):
             if getattr(given, name) is not None:
                 yield f"correction.{name} is set and correction.name=none: name a correction, or unset it"
         return
     levels = CORRECTIONS[given.name].bounds
-    if "level" in given.model_fields_set and given.level not in levels:
+    if given.level is not None and given.level not in levels:
         yield f"correction.level={given.level} is nothing that {given.name} knows: use {' or '.join(levels)}"
         return
-    low, high = levels.get(given.level, next(iter(levels.values())))
+    low, high = levels[given.level or next(iter(levels))]
     low = low if given.low is None else given.low
     high = high if given.high is None else given.high
     if low >= high:

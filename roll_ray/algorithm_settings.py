@@ -74,8 +74,10 @@ class CorrectionSettings(StrictModel):
         "outlier_token",
         "rejection",
     ] = Field("none", description="Correction by w = exp(trainer's log-probability - engine's).")
-    level: Literal["token", "sequence"] = Field(
-        "token", description="truncated_is: w of a token, or the product over its response."
+    level: Literal["token", "sequence"] | None = Field(
+        None,
+        description="truncated_is: w of a token, or the product over its response; rejection: see "
+        "docs/algorithms.md. Default: the first that the correction knows.",
     )
     low: float | None = Field(None, ge=0, description="Lower bound of w; default: the correction's own.")
     high: float | None = Field(None, gt=0, description="Upper bound of w; default: the correction's own.")

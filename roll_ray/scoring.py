@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from roll_ray.actors import Pool
-from roll_ray.algorithms.whitening import Moments
+from roll_ray.algorithms.whitening import EPS, Moments
 from roll_ray.parts import MiniBatch, Part, Share
 from roll_ray.receipts import Cut, Receipt
 from roll_ray.worker_protocols import TrainerWorker
@@ -98,9 +98,18 @@ class Scorer:
                 moments = moments.merged(ranks)
         whitened = moments if finish.whiten else None
         await self.trainers.broadcast(TrainerWorker.finish_advantages, whitened, finish.clip)
-        self.metrics["advantage_mean"] = 0.0 if finish.whiten else moments.mean
-        self.metrics["advantage_std"] = 1.0 if finish.whiten else math.sqrt(moments.variance)
-        self.metrics.pop("advantage_abs_max", None)
+        self.metrics.pop("advantage_abs_max", None)  # of the samples' shares, which are no advantages yet
+        self.metrics |= _before_the_clip(moments, finish.whiten)
+
+
+def _before_the_clip(moments: Moments, whitens: bool) -> dict[str, float]:
+    """Mean and standard deviation of the token advantages, whitened or not."""
+    if whitens and moments.enough:
+        return {
+            "advantage_mean": 0.0,
+            "advantage_std": math.sqrt(moments.variance / (moments.variance + EPS)),
+        }
+    return {"advantage_mean": moments.mean, "advantage_std": math.sqrt(moments.variance)}
 
 
 def _call(share: Share) -> tuple[object, ...]:

@@ -27,7 +27,9 @@ class TrainerGroup:
         """Responses that a correction rejected leave the denominator, as if they had not been sampled."""
         results = await self.pool.broadcast(TrainerWorker.step, denominator - self._rejected)
         self._rejected = 0.0
-        self._last_step = dict(results[0])
+        before, self._last_step = self._last_step, {**self._last_step, **results[0]}
+        for name in ("optimizer_steps", "step_skipped"):
+            self._last_step[name] += before.get(name, 0.0)
 
     async def save(self, folder: str) -> None:
         await self.pool.broadcast(TrainerWorker.save, folder)
@@ -36,7 +38,8 @@ class TrainerGroup:
         await self.pool.broadcast(TrainerWorker.load, folder)
 
     def take_metrics(self) -> dict[str, float | None]:
-        """What was summed since the last call, reduced, and the last optimizer step's own numbers."""
+        """What was summed since the last call, reduced, and of each number of an optimizer step the last one;
+        steps taken and skipped are counted."""
         taken = {**values(self._sums), **self._last_step}
-        self._sums = {}
+        self._sums, self._last_step = {}, {}
         return taken

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from roll_ray.parts import Part
-from roll_ray.sample import Prompt, Sample
+from roll_ray.sample import NO_VERSION, Prompt, Sample
 from roll_ray.tracking.display import Display
 from roll_ray.tracking.flat_start import FlatStart
 from roll_ray.tracking.metrics import MetricsSink, Value, check_declared
@@ -118,6 +118,8 @@ def batch_metrics(part: Part) -> dict[str, Value]:
         group = rewards_of.setdefault(receipt.sample.visit, set())
         if receipt.reward is not None:
             group.add(receipt.reward)
+    weights_of_step = part.cut.step - 1  # the version that this step trains on
+    staleness = [weights_of_step - r.version_min for r in receipts if r.version_min != NO_VERSION]
     return {
         "reward_mean": float(rewards.mean()) if len(rewards) else None,
         "reward_std": float(rewards.std(ddof=1)) if len(rewards) > 1 else None,
@@ -126,5 +128,6 @@ def batch_metrics(part: Part) -> dict[str, Value]:
         "response_tokens_max": int(tokens_B.max()),
         "truncated_share": float(np.mean([r.truncated for r in receipts])),
         "invalid_share": float(np.mean([r.reward is None for r in receipts])),
+        "staleness_max": max(staleness, default=None),
         "reward_s": float(np.mean([r.reward_s for r in receipts])),
     }

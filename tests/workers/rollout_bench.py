@@ -18,6 +18,7 @@ from roll_ray.receipts import Cut, PromptsWanted, Stopped
 from roll_ray.sample import Prompt, Role, Sample, SamplingDistribution
 from schedulers.protocol import SampleId, Visit
 from schedulers.synchronous import Synchronous
+from schedulers.visit_filter import VisitFilter
 from tests.workers.scripted_engine import MortalActor, ScriptedEngine, logprob_at, token_at
 from workers.episode_runner import EpisodeRunner, RunnerSpec
 from workers.reward_worker import RewardWorker
@@ -70,6 +71,7 @@ class Bench:
     spec: dict[str, Any] = field(default_factory=dict)
     reward_timeout_s: float = 5.0
     max_attempts: int = 3
+    keep: VisitFilter | None = None
     drawn: int = 0
     prompts: dict[str, Prompt] = field(default_factory=dict)
 
@@ -105,7 +107,7 @@ class Bench:
         spec = ManagerSpec(
             self.session,
             self.folder / "events.jsonl",
-            partial(Synchronous, self.p, self.r, self.max_attempts),
+            partial(Synchronous, self.p, self.r, self.max_attempts, self.keep),
         )
         return RolloutManager(spec, self.runners, self.stores)
 

@@ -1,0 +1,414 @@
+"""Advantages per token from the driver's scalars to the loss, over mini-batches and ranks; the KL in the reward;
+a KL coefficient that adapts; responses that a correction rejects."""
+
+import asyncio
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from recipes.rules import default_rules
+from recipes.staff import trainer_spec_of
+from roll_ray.actors import LocalActor, Pool
+from roll_ray.algorithms.aggregation import AGGREGATIONS
+from roll_ray.algorithms.kl import KL_ESTIMATORS
+from roll_ray.algorithms.losses import LOSSES
+from roll_ray.batch import Batch
+from roll_ray.parts import MiniBatch, Part, Share, share_out, split_by_visit
+from roll_ray.receipts import Cut, Receipt
+from roll_ray.sample import Reward, Role, Sample, SamplingDistribution
+from roll_ray.scoring import Scorer
+from roll_ray.settings import RunSettings
+from roll_ray.settings_io import read_settings
+from roll_ray.tracking.metrics import check_declared
+from roll_ray.trainers import TrainerGroup
+from schedulers.protocol import SampleId, Visit
+from workers.backends.process_group import free_address, join_alone, leave
+from workers.trainer import PolicyTrainer
+
+VOCAB, PROMPTS, SIBLINGS = 24, 4, 3
+
+
+class Settings(RunSettings):
+    model: str = "m"
+    learning_rate: float = 1e-2
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    config = Qwen3Config(
+        vocab_size=VOCAB,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+        initializer_range=0.2,
+        **sizes,
+        **heads,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def process_group():
+    torch.set_num_threads(1)
+    join_alone()
+    yield
+    leave()
+
+
+@pytest.fixture
+def started(model, monkeypatch):
+    """Makes trainers, in the group of one that this module is in."""
+    monkeypatch.setattr("workers.backends.process_group.join", lambda *a, **k: None)
+
+    def start(*words):
+        settings = settings_of(f"model={model}", *words)
+        trainer = PolicyTrainer(trainer_spec_of(settings, default_rules(settings), "cpu"))
+        trainer.start(*free_address())
+        return trainer
+
+    return start
+
+
+def settings_of(*words):
+    settings = read_settings(Settings, words)
+    assert settings.problems() == []
+    return settings
+
+
+def sample(i):
+    random = np.random.default_rng(i)
+    roles = np.full(int(random.integers(4, 12)), Role.POLICY)
+    roles[:2] = Role.PROMPT
+    roles[3 : 3 + i % 3] = Role.ENVIRONMENT
+    if i == 7:
+        roles[2:] = Role.ENVIRONMENT  # an answer of no tokens
+    n = len(roles)
+    return Sample(
+        id=SampleId(Visit(f"p{i // SIBLINGS}", 0), i % SIBLINGS),
+        attempt=0,
+        tokens_T=random.integers(0, VOCAB, n).astype(np.int32),
+        roles_T=roles.astype(np.int8),
+        logprobs_T=np.where(roles == Role.POLICY, random.normal(-3, 0.1, n), 0).astype(np.float32),
+        versions_T=np.zeros(n, np.int32),
+        reward=Reward.invalid("no verdict") if i == 4 else Reward(float(random.integers(0, 3))),
+        finish_reason="length" if i == 2 else "stop",
+        sampling=SamplingDistribution(),
+    )
+
+
+SAMPLES = {s.id: s for s in map(sample, range(PROMPTS * SIBLINGS))}
+
+
+def receipt(s):
+    n = len(s.tokens_T)
+    return Receipt(s.id, 0, "s", n, s.n_policy_tokens, s.truncated, s.reward.value, "", "d", 0, 0, 0.0, 0.0)
+
+
+def part_of(samples, mini_batches=1, ranks=1):
+    receipts = tuple(sorted(map(receipt, samples), key=lambda r: r.sample))
+    by_id = {s.id: s for s in samples}
+
+    def share(rank):
+        handles = (Batch.of([by_id[r.sample] for r in rank]),) if rank else ()
+        return Share(tuple(rank), handles)
+
+    cuts = split_by_visit(receipts, mini_batches)
+    rows = (MiniBatch(tuple(map(share, share_out(cut, ranks)))) for cut in cuts)
+    return Part(Cut(1, receipts), tuple(rows))
+
+
+def scorer_of(settings, *trainers):
+    rules = default_rules(settings)
+    pool = Pool("actor-train", [LocalActor(t, f"actor-train-{i}") for i, t in enumerate(trainers)])
+    tokenwise = rules.finish if rules.token_stage is not None else None
+    return Scorer(rules.estimator, rules.weigh, pool, keeps_proximal=True, tokenwise=tokenwise)
+
+
+def kept_by(trainers):
+    return {key[0]: values for t in trainers for key, values in t._token_advantages._kept.items()}
+
+
+def returns_of(s, gamma, costs_T=None):
+    """Token by token, from behind; the reward at the last policy token."""
+    ahead, returns = 0.0, np.zeros(len(s.tokens_T))
+    last = s.reward.value or 0.0
+    for t in reversed(np.flatnonzero(s.roles_T == Role.POLICY)):
+        cost = 0.0 if costs_T is None else costs_T[t]
+        ahead = last - cost + gamma * ahead
+        returns[t], last = ahead, 0.0
+    return returns
+
+
+# --- the driver and its ranks ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mini_batches", "ranks"), [(1, 1), (2, 1), (1, 2), (4, 2), (2, 5)])
+@pytest.mark.parametrize("overlong", [False, True])
+def test_whitened_token_advantages_are_those_of_the_whole_batch(mini_batches, ranks, overlong):
+    settings = settings_of(
+        "adv_estimator=reinforce_plus_plus",
+        "gamma=0.8",
+        "advantage_clip=1.5",
+        f"optimizer_steps_per_batch={mini_batches}",
+        f"filters.overlong={str(overlong).lower()}",
+    )
+    spec = trainer_spec_of(settings, default_rules(settings), "cpu")
+    trainers = [PolicyTrainer(spec, rank, ranks) for rank in range(ranks)]  # no forward: none is started
+    scorer = scorer_of(settings, *trainers)
+    scorer.keeps_proximal = False
+    scored = asyncio.run(scorer(part_of(SAMPLES.values(), mini_batches, ranks)))
+    assert [m.closes_step for m in scored] == [True] * mini_batches
+
+    trained = [s for s in SAMPLES.values() if s.reward.valid and not (overlong and s.truncated)]
+    returns = {s.id: returns_of(s, 0.8)[s.roles_T == Role.POLICY] for s in trained}
+    whole = np.concatenate(list(returns.values()))
+    kept = kept_by(trainers)
+    assert set(kept) == set(SAMPLES)
+    for s in trained:
+        white = (returns[s.id] - whole.mean()) / np.sqrt(whole.var(ddof=1) + 1e-8)
+        here = kept[s.id][s.roles_T == Role.POLICY]
+        assert here == pytest.approx(np.clip(white, -1.5, 1.5), abs=1e-5)
+    assert scorer.metrics["advantage_mean"] == 0.0
+    assert scorer.metrics["advantage_std"] == pytest.approx(1.0, abs=1e-6)
+    assert sum(m.denominator for m in scored) == len(whole)
+
+
+def test_without_whitening_the_metrics_are_the_moments_of_the_token_advantages():
+    settings = settings_of("adv_estimator=reinforce", "gamma=0.5")
+    trainer = PolicyTrainer(trainer_spec_of(settings, default_rules(settings), "cpu"))
+    scorer = scorer_of(settings, trainer)
+    asyncio.run(scorer(part_of(SAMPLES.values())))
+    trained = [s for s in SAMPLES.values() if s.reward.valid]
+    whole = np.concatenate([returns_of(s, 0.5)[s.roles_T == Role.POLICY] for s in trained])
+    assert scorer.metrics["advantage_mean"] == pytest.approx(whole.mean())
+    assert scorer.metrics["advantage_std"] == pytest.approx(whole.std(ddof=1))
+    check_declared(scorer.metrics)
+
+
+def test_equal_rewards_whiten_to_nothing_and_the_metrics_say_so():
+    settings = settings_of("adv_estimator=reinforce_plus_plus", "gamma=0.999999999999")
+    trainer = PolicyTrainer(trainer_spec_of(settings, default_rules(settings), "cpu"))
+    scorer = scorer_of(settings, trainer)
+    equal = [dataclasses.replace(s, reward=Reward(1.0)) for s in SAMPLES.values()]
+    asyncio.run(scorer(part_of(equal)))
+    assert scorer.metrics["advantage_std"] < 1e-3
+
+
+def test_turns_are_the_steps_of_time_of_segment_returns():
+    settings = settings_of("adv_estimator=segment_returns", "gamma=0.5")
+    trainer = PolicyTrainer(trainer_spec_of(settings, default_rules(settings), "cpu"))
+    asyncio.run(scorer_of(settings, trainer)(part_of(SAMPLES.values())))
+    (s,) = (s for s in SAMPLES.values() if s.id == SampleId(Visit("p0", 0), 1))  # one token, a word, the rest
+    assert s.roles_T.tolist()[:5] == [Role.PROMPT, Role.PROMPT, Role.POLICY, Role.ENVIRONMENT, Role.POLICY]
+    kept = kept_by([trainer])[s.id]
+    assert s.reward.value
+    assert kept[2] == pytest.approx(0.5 * s.reward.value)
+    assert kept[4:] == pytest.approx(s.reward.value)
+
+
+def test_token_advantages_reach_the_loss(started):
+    words = ["adv_estimator=reinforce", "loss=reinforce", "gamma=0.5", "tokens_per_device=20"]
+    trainer, settings = started(*words), settings_of(*words)
+    part = part_of(SAMPLES.values(), 2)
+    before = {s.id: trainer.logprobs(Batch.of([s])) for s in SAMPLES.values()}
+    group, scorer = TrainerGroup(Pool("t", [LocalActor(trainer, "t")])), scorer_of(settings, trainer)
+
+    async def train():
+        for mini_batch in await scorer(part):
+            await group.accumulate(mini_batch)
+
+    asyncio.run(train())
+    expected = -sum(
+        (returns_of(s, 0.5) * before[s.id])[s.roles_T == Role.POLICY].sum()
+        for s in SAMPLES.values()
+        if s.reward.valid
+    )
+    metrics = group.take_metrics()
+    assert metrics["loss_sum"] == pytest.approx(expected, rel=1e-4)
+    assert kept_by([trainer]) == {}, "what was used is forgotten"
+
+
+def test_a_part_without_a_policy_token_passes_the_token_stage(started):
+    words = ["adv_estimator=reinforce_plus_plus", "gamma=0.5", "kl_coefficient=0.1", "kl_in=reward"]
+    trainer, settings = started(*words), settings_of(*words)
+    group, scorer = TrainerGroup(Pool("t", [LocalActor(trainer, "t")])), scorer_of(settings, trainer)
+    (empty,) = [s for s in SAMPLES.values() if s.n_policy_tokens == 0]
+
+    async def train():
+        (mini_batch,) = await scorer(part_of([empty]))
+        await group.accumulate(mini_batch)
+        await group.step(mini_batch.denominator)
+
+    asyncio.run(train())
+    assert group.take_metrics()["step_skipped"] == 1.0
+
+
+# --- the KL ----------------------------------------------------------------------------------------
+
+
+def step_on(trainer, settings, samples=None, steps=1):
+    """Optimizer steps on some samples; the metrics of each."""
+    group, scorer = TrainerGroup(Pool("t", [LocalActor(trainer, "t")])), scorer_of(settings, trainer)
+    taken = []
+
+    async def train():
+        part = part_of(samples or SAMPLES.values(), settings.optimizer_steps_per_batch)
+        for mini_batch in await scorer(part):
+            await group.accumulate(mini_batch)
+            await group.step(mini_batch.denominator)
+
+    for _ in range(steps):
+        asyncio.run(train())
+        taken.append(group.take_metrics())
+        check_declared([*taken[-1], *scorer.metrics])
+    return taken
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "abs"])
+def test_the_kl_costs_reward_at_every_policy_token(started, estimator):
+    words = ["adv_estimator=reinforce", "kl_coefficient=0.5", "kl_in=reward", f"kl_estimator={estimator}"]
+    words += ["gamma=0.9", "loss=reinforce"]
+    trainer, settings = started(*words), settings_of(*words)
+    batch = Batch.of(list(SAMPLES.values()))
+    reference_T = trainer.logprobs(batch)
+    (first,) = step_on(trainer, settings)
+    assert first["kl"] == pytest.approx(0.0, abs=1e-6)
+    now_T = trainer.logprobs(batch)
+    kl_T = KL_ESTIMATORS[estimator](torch.from_numpy(now_T), torch.from_numpy(reference_T)).numpy()
+    asyncio.run(scorer_of(settings, trainer)(part_of(SAMPLES.values())))
+    kept = kept_by([trainer])
+    for i, s in enumerate(SAMPLES.values()):
+        if s.reward.valid:
+            expected = returns_of(s, 0.9, 0.5 * kl_T[batch.token_span(i)])
+            assert kept[s.id] == pytest.approx(expected, abs=1e-4)
+    trained_T = batch.policy_mask_T & np.repeat(~np.isnan(batch.rewards_B), batch.lengths_B)
+    assert trainer._kl.step()["kl"] == pytest.approx(float(kl_T[trained_T].mean()), rel=1e-3)
+    assert np.abs(kl_T[trained_T]).max() > 1e-3
+
+
+@pytest.mark.parametrize("estimator", sorted(KL_ESTIMATORS))
+def test_every_kl_of_the_loss_runs_through_trainer_steps(started, estimator):
+    words = ["kl_coefficient=0.5", f"kl_estimator={estimator}"]
+    first, second = step_on(started(*words), settings_of(*words), steps=2)
+    assert first["kl"] == pytest.approx(0.0, abs=1e-6)
+    assert second["kl"] == second[f"kl_{estimator}"] != 0.0
+    assert first["kl_coefficient"] == second["kl_coefficient"] == 0.5
+
+
+@pytest.mark.parametrize("place", ["loss", "reward"])
+def test_a_kl_above_its_target_raises_the_coefficient_and_a_checkpoint_keeps_it(started, tmp_path, place):
+    words = ["kl_coefficient=0.1", "kl_estimator=k2", f"kl_in={place}", "kl_target=1e-4", "kl_horizon=100"]
+    trainer, settings = started(*words), settings_of(*words)
+    below, above, last = step_on(trainer, settings, steps=3)
+    n = len(SAMPLES)
+    assert below["kl_coefficient"] == 0.1
+    assert above["kl_coefficient"] == pytest.approx(0.1 * (1 - 0.2 * n / 100))
+    assert last["kl_coefficient"] == pytest.approx(above["kl_coefficient"] * (1 + 0.2 * n / 100))
+    trainer.save(str(tmp_path))
+    (here,) = step_on(trainer, settings)
+    other = started(*words)
+    other.load(str(tmp_path))
+    (there,) = step_on(other, settings)
+    assert here == there
+    assert here["kl_coefficient"] > last["kl_coefficient"]
+
+
+def test_the_adapted_coefficient_is_the_one_that_multiplies(started):
+    words = ["kl_coefficient=0.1", "kl_target=100", "kl_horizon=24", "kl_estimator=k2", "loss=sft"]
+    trainer, settings = started(*words), settings_of(*words)
+    _, metrics = step_on(trainer, settings, steps=2)
+    assert metrics["kl_coefficient"] == pytest.approx(0.1 * 0.9)
+    n = metrics["policy_tokens"]
+    expected = -metrics["logprob_mean"] + metrics["kl_coefficient"] * metrics["kl"]
+    assert metrics["loss_sum"] / n == pytest.approx(expected, rel=1e-5)
+
+
+def test_several_optimizer_steps_of_a_batch_are_counted_and_keep_the_kl_of_its_start(started):
+    words = ["kl_coefficient=0.1", "kl_in=reward", "optimizer_steps_per_batch=2"]
+    _, metrics = step_on(started(*words), settings_of(*words), steps=2)
+    assert metrics["optimizer_steps"] == 2.0
+    assert metrics["step_skipped"] == 0.0
+    assert metrics["kl"] > 0
+
+
+# --- corrections -----------------------------------------------------------------------------------
+
+
+def as_sampled_by(trainer, samples, far=()):
+    """The samples with the trainer's log-probabilities as the engine's; those named in `far` lie e^9 beside."""
+    moved = []
+    for s in samples:
+        mask_T = s.roles_T == Role.POLICY
+        logprobs_T = trainer.logprobs(Batch.of([s])) - np.where(mask_T & (s.id in far), 9.5, 0)
+        moved.append(dataclasses.replace(s, logprobs_T=logprobs_T.astype(np.float32)))
+    return moved
+
+
+def weights_of(trainer):
+    return torch.cat([t.flatten().clone() for _, t in trainer._backend.named_tensors()])
+
+
+@pytest.mark.parametrize("aggregation", [name for name, a in AGGREGATIONS.items() if not a.per_prompt])
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_rejected_responses_leave_loss_and_gradient_as_if_they_had_not_been_sampled(
+    started, aggregation, level
+):
+    words = [
+        "correction.name=rejection",
+        f"correction.level={level}",
+        f"aggregation={aggregation}",
+        "adv_estimator=reinforce",
+        "kl_coefficient=0.1",
+    ]
+    settings = settings_of(*words)
+    whole, without = started(*words), started(*words)
+    rejected = list(SAMPLES)[3:6:2] + list(SAMPLES)[9:]
+    samples = as_sampled_by(whole, SAMPLES.values(), rejected)
+    (a,) = step_on(whole, settings, samples)
+    (b,) = step_on(without, settings, [s for s in samples if s.id not in rejected])
+    assert a["rejected_sequences"] == len(rejected)
+    assert b["rejected_sequences"] == 0
+    for name in ("loss", "denominator", "grad_norm"):
+        assert a[name] == pytest.approx(b[name], rel=1e-5), name
+    assert torch.allclose(weights_of(whole), weights_of(without), atol=1e-6)
+
+
+def test_a_step_of_which_every_response_is_rejected_changes_nothing(started):
+    words = ["correction.name=rejection"]
+    trainer = started(*words)
+    before = weights_of(trainer)
+    (metrics,) = step_on(trainer, settings_of(*words), as_sampled_by(trainer, SAMPLES.values(), SAMPLES))
+    assert metrics["step_skipped"] == 1.0
+    assert metrics["denominator"] == 0.0
+    assert torch.equal(weights_of(trainer), before)
+
+
+def test_rejections_of_one_step_do_not_shrink_the_denominator_of_the_next(started):
+    words = ["correction.name=rejection", "optimizer_steps_per_batch=2"]
+    trainer, settings = started(*words), settings_of(*words)
+    first_half = list(SAMPLES)[:5]
+    samples = as_sampled_by(trainer, SAMPLES.values(), first_half)
+    (metrics,) = step_on(trainer, settings, samples)
+    later = [s for s in samples if s.id not in list(SAMPLES)[:6] and s.reward.valid]
+    assert metrics["denominator"] == sum(s.n_policy_tokens for s in later)
+
+
+@pytest.mark.parametrize(
+    ("loss", "correction"),
+    [*itertools.product(sorted(LOSSES), ["none"]), ("ppo", "icepop"), ("gspo", "truncated_is")],
+)
+def test_every_loss_takes_trainer_steps_on_several_mini_batches(started, loss, correction):
+    words = [f"loss={loss}", f"correction.name={correction}", "optimizer_steps_per_batch=2"]
+    trainer = started(*words)
+    before = weights_of(trainer)
+    (metrics,) = step_on(trainer, settings_of(*words))
+    assert metrics["optimizer_steps"] == 2.0
+    assert not torch.equal(weights_of(trainer), before)
