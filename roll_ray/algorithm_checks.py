@@ -107,7 +107,8 @@ def _correction_bounds(settings: AlgorithmSettings) -> Iterator[str]:
     if given.level is not None and given.level not in levels:
         yield f"correction.level={given.level} is nothing that {given.name} knows: use {' or '.join(levels)}"
         return
-    low, high = levels[given.level or next(iter(levels))]
+    first = next(iter(levels))
+    low, high = levels[given.level or first]
     low = low if given.low is None else given.low
     high = high if given.high is None else given.high
     if low >= high:

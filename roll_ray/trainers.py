@@ -29,7 +29,8 @@ class TrainerGroup:
         self._rejected = 0.0
         before, self._last_step = self._last_step, {**self._last_step, **results[0]}
         for name in ("optimizer_steps", "step_skipped"):
-            self._last_step[name] += before.get(name, 0.0)
+            if name in results[0]:
+                self._last_step[name] += before.get(name, 0.0)
 
     async def save(self, folder: str) -> None:
         await self.pool.broadcast(TrainerWorker.save, folder)

@@ -100,6 +100,7 @@ for name in ("config.json", "model.safetensors", "tokenizer.json", "d.jsonl"):
     (Path("mine") / name).write_text('{{"prompt": "a", "answer": "b"}}')
 assert main(["plan", {str(recipe)!r}, "model=./mine", "data=mine/d.jsonl"]) == 0
 assert main(["plan", {str(recipe)!r}, "model=./none", "data=none.parquet"]) == 1
+assert main(["plan", {str(recipe)!r}, "adv_estimator=gae", "correction.name=icepop", "loss=decoupled_ppo"]) == 1
 folder = Path("run")
 prepare(folder, RunSettings(model="m"), RunRecord.now("toy", Path("toy.py")))
 RunFolder(folder).record(1, {{"reward_mean": 0.5}})
@@ -108,6 +109,8 @@ assert main(["report", "run"]) == 0
     done = python(BLOCKER + program, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "Who sits where" in done.stdout
+    assert "wrong: adv_estimator=gae needs values of a critic" in done.stdout
+    assert "wrong: loss=decoupled_ppo has a behaviour weight of its own" in done.stdout
     assert (tmp_path / "run" / "report.html").stat().st_size > 1_000_000
 
 

@@ -213,6 +213,24 @@ def test_the_report_of_a_run_that_failed_says_that_no_step_was_finished_and_why(
     assert roll_ray("run", "toy.py", "run_name=a", cwd=toy.parent).returncode == 0, "the name stays usable"
 
 
+def test_a_recipe_that_borrows_build_and_settings_is_itself_what_is_resumed(toy: Path) -> None:
+    mine = """\"\"\"Mine, with another one's build.\"\"\"
+from toy import Settings, build
+from recipes.running import run_recipe
+
+print("this is mine")
+if __name__ == "__main__":
+    run_recipe(Settings, build)
+"""
+    (toy.parent / "mine.py").write_text(mine)
+    done = roll_ray("run", "mine.py", "run_name=a", cwd=toy.parent)
+    assert "this is mine" in done.stdout, done.stderr
+    assert "\nmine: " in done.stdout
+    done = roll_ray("resume", "runs/a", cwd=toy.parent)
+    assert done.returncode == 0, done.stderr
+    assert "this is mine" in done.stdout
+
+
 def test_resume_of_something_else_is_an_error(toy: Path) -> None:
     assert "not the folder of a run" in roll_ray("resume", ".", cwd=toy.parent).stderr
 

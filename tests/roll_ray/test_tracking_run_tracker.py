@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -105,6 +106,15 @@ def test_the_numbers_of_a_batch_leave_invalid_rewards_out() -> None:
 
 def test_a_batch_without_a_valid_reward_has_no_mean() -> None:
     assert batch_metrics(part(receipt("a", 0, None)))["reward_mean"] is None
+
+
+def test_staleness_is_counted_from_the_oldest_token_to_the_weights_that_the_step_trains_on() -> None:
+    old = dataclasses.replace(receipt("a", 0, 1.0), version_min=3, version_max=7)
+    fresh = dataclasses.replace(receipt("a", 1, 1.0), version_min=7, version_max=7)
+    empty = dataclasses.replace(receipt("a", 2, 1.0, 0), version_min=-1, version_max=-1)
+    assert batch_metrics(Part(Cut(8, (fresh, empty)), ()))["staleness_max"] == 0
+    assert batch_metrics(Part(Cut(8, (fresh, old, empty)), ()))["staleness_max"] == 4
+    assert batch_metrics(Part(Cut(8, (empty,)), ()))["staleness_max"] is None
 
 
 def test_every_second_of_a_step_is_in_the_breakdown(tmp_path: Path) -> None:

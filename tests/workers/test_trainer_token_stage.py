@@ -1,135 +1,30 @@
 """Advantages per token from the driver's scalars to the loss, over mini-batches and ranks; the KL in the reward;
-a KL coefficient that adapts; responses that a correction rejects."""
+a KL coefficient that adapts."""
 
 import asyncio
 import dataclasses
-import itertools
 
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from recipes.rules import default_rules
 from recipes.staff import trainer_spec_of
 from roll_ray.actors import LocalActor, Pool
-from roll_ray.algorithms.aggregation import AGGREGATIONS
 from roll_ray.algorithms.kl import KL_ESTIMATORS
-from roll_ray.algorithms.losses import LOSSES
 from roll_ray.batch import Batch
-from roll_ray.parts import MiniBatch, Part, Share, share_out, split_by_visit
-from roll_ray.receipts import Cut, Receipt
-from roll_ray.sample import Reward, Role, Sample, SamplingDistribution
-from roll_ray.scoring import Scorer
-from roll_ray.settings import RunSettings
-from roll_ray.settings_io import read_settings
+from roll_ray.sample import Reward, Role
 from roll_ray.tracking.metrics import check_declared
 from roll_ray.trainers import TrainerGroup
 from schedulers.protocol import SampleId, Visit
-from workers.backends.process_group import free_address, join_alone, leave
+from tests.workers.trainer_cases import SAMPLES, part_of, scorer_of, settings_of, starter, step_on
 from workers.trainer import PolicyTrainer
-
-VOCAB, PROMPTS, SIBLINGS = 24, 4, 3
-
-
-class Settings(RunSettings):
-    model: str = "m"
-    learning_rate: float = 1e-2
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    config = Qwen3Config(
-        vocab_size=VOCAB,
-        max_position_embeddings=64,
-        tie_word_embeddings=True,
-        initializer_range=0.2,
-        **sizes,
-        **heads,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-    return str(folder)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def process_group():
-    torch.set_num_threads(1)
-    join_alone()
-    yield
-    leave()
-
-
-@pytest.fixture
-def started(model, monkeypatch):
-    """Makes trainers, in the group of one that this module is in."""
-    monkeypatch.setattr("workers.backends.process_group.join", lambda *a, **k: None)
-
-    def start(*words):
-        settings = settings_of(f"model={model}", *words)
-        trainer = PolicyTrainer(trainer_spec_of(settings, default_rules(settings), "cpu"))
-        trainer.start(*free_address())
-        return trainer
-
-    return start
-
-
-def settings_of(*words):
-    settings = read_settings(Settings, words)
-    assert settings.problems() == []
-    return settings
-
-
-def sample(i):
-    random = np.random.default_rng(i)
-    roles = np.full(int(random.integers(4, 12)), Role.POLICY)
-    roles[:2] = Role.PROMPT
-    roles[3 : 3 + i % 3] = Role.ENVIRONMENT
-    if i == 7:
-        roles[2:] = Role.ENVIRONMENT  # an answer of no tokens
-    n = len(roles)
-    return Sample(
-        id=SampleId(Visit(f"p{i // SIBLINGS}", 0), i % SIBLINGS),
-        attempt=0,
-        tokens_T=random.integers(0, VOCAB, n).astype(np.int32),
-        roles_T=roles.astype(np.int8),
-        logprobs_T=np.where(roles == Role.POLICY, random.normal(-3, 0.1, n), 0).astype(np.float32),
-        versions_T=np.zeros(n, np.int32),
-        reward=Reward.invalid("no verdict") if i == 4 else Reward(float(random.integers(0, 3))),
-        finish_reason="length" if i == 2 else "stop",
-        sampling=SamplingDistribution(),
-    )
-
-
-SAMPLES = {s.id: s for s in map(sample, range(PROMPTS * SIBLINGS))}
-
-
-def receipt(s):
-    n = len(s.tokens_T)
-    return Receipt(s.id, 0, "s", n, s.n_policy_tokens, s.truncated, s.reward.value, "", "d", 0, 0, 0.0, 0.0)
-
-
-def part_of(samples, mini_batches=1, ranks=1):
-    receipts = tuple(sorted(map(receipt, samples), key=lambda r: r.sample))
-    by_id = {s.id: s for s in samples}
-
-    def share(rank):
-        handles = (Batch.of([by_id[r.sample] for r in rank]),) if rank else ()
-        return Share(tuple(rank), handles)
-
-    cuts = split_by_visit(receipts, mini_batches)
-    rows = (MiniBatch(tuple(map(share, share_out(cut, ranks)))) for cut in cuts)
-    return Part(Cut(1, receipts), tuple(rows))
-
-
-def scorer_of(settings, *trainers):
-    rules = default_rules(settings)
-    pool = Pool("actor-train", [LocalActor(t, f"actor-train-{i}") for i, t in enumerate(trainers)])
-    tokenwise = rules.finish if rules.token_stage is not None else None
-    return Scorer(rules.estimator, rules.weigh, pool, keeps_proximal=True, tokenwise=tokenwise)
+def started(tmp_path_factory):
+    with starter(tmp_path_factory.mktemp("model")) as start:
+        yield start
 
 
 def kept_by(trainers):
@@ -254,24 +149,6 @@ def test_a_part_without_a_policy_token_passes_the_token_stage(started):
 # --- the KL ----------------------------------------------------------------------------------------
 
 
-def step_on(trainer, settings, samples=None, steps=1):
-    """Optimizer steps on some samples; the metrics of each."""
-    group, scorer = TrainerGroup(Pool("t", [LocalActor(trainer, "t")])), scorer_of(settings, trainer)
-    taken = []
-
-    async def train():
-        part = part_of(samples or SAMPLES.values(), settings.optimizer_steps_per_batch)
-        for mini_batch in await scorer(part):
-            await group.accumulate(mini_batch)
-            await group.step(mini_batch.denominator)
-
-    for _ in range(steps):
-        asyncio.run(train())
-        taken.append(group.take_metrics())
-        check_declared([*taken[-1], *scorer.metrics])
-    return taken
-
-
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "abs"])
 def test_the_kl_costs_reward_at_every_policy_token(started, estimator):
     words = ["adv_estimator=reinforce", "kl_coefficient=0.5", "kl_in=reward", f"kl_estimator={estimator}"]
@@ -337,78 +214,3 @@ def test_several_optimizer_steps_of_a_batch_are_counted_and_keep_the_kl_of_its_s
     assert metrics["optimizer_steps"] == 2.0
     assert metrics["step_skipped"] == 0.0
     assert metrics["kl"] > 0
-
-
-# --- corrections -----------------------------------------------------------------------------------
-
-
-def as_sampled_by(trainer, samples, far=()):
-    """The samples with the trainer's log-probabilities as the engine's; those named in `far` lie e^9 beside."""
-    moved = []
-    for s in samples:
-        mask_T = s.roles_T == Role.POLICY
-        logprobs_T = trainer.logprobs(Batch.of([s])) - np.where(mask_T & (s.id in far), 9.5, 0)
-        moved.append(dataclasses.replace(s, logprobs_T=logprobs_T.astype(np.float32)))
-    return moved
-
-
-def weights_of(trainer):
-    return torch.cat([t.flatten().clone() for _, t in trainer._backend.named_tensors()])
-
-
-@pytest.mark.parametrize("aggregation", [name for name, a in AGGREGATIONS.items() if not a.per_prompt])
-@pytest.mark.parametrize("level", ["token", "sequence"])
-def test_rejected_responses_leave_loss_and_gradient_as_if_they_had_not_been_sampled(
-    started, aggregation, level
-):
-    words = [
-        "correction.name=rejection",
-        f"correction.level={level}",
-        f"aggregation={aggregation}",
-        "adv_estimator=reinforce",
-        "kl_coefficient=0.1",
-    ]
-    settings = settings_of(*words)
-    whole, without = started(*words), started(*words)
-    rejected = list(SAMPLES)[3:6:2] + list(SAMPLES)[9:]
-    samples = as_sampled_by(whole, SAMPLES.values(), rejected)
-    (a,) = step_on(whole, settings, samples)
-    (b,) = step_on(without, settings, [s for s in samples if s.id not in rejected])
-    assert a["rejected_sequences"] == len(rejected)
-    assert b["rejected_sequences"] == 0
-    for name in ("loss", "denominator", "grad_norm"):
-        assert a[name] == pytest.approx(b[name], rel=1e-5), name
-    assert torch.allclose(weights_of(whole), weights_of(without), atol=1e-6)
-
-
-def test_a_step_of_which_every_response_is_rejected_changes_nothing(started):
-    words = ["correction.name=rejection"]
-    trainer = started(*words)
-    before = weights_of(trainer)
-    (metrics,) = step_on(trainer, settings_of(*words), as_sampled_by(trainer, SAMPLES.values(), SAMPLES))
-    assert metrics["step_skipped"] == 1.0
-    assert metrics["denominator"] == 0.0
-    assert torch.equal(weights_of(trainer), before)
-
-
-def test_rejections_of_one_step_do_not_shrink_the_denominator_of_the_next(started):
-    words = ["correction.name=rejection", "optimizer_steps_per_batch=2"]
-    trainer, settings = started(*words), settings_of(*words)
-    first_half = list(SAMPLES)[:5]
-    samples = as_sampled_by(trainer, SAMPLES.values(), first_half)
-    (metrics,) = step_on(trainer, settings, samples)
-    later = [s for s in samples if s.id not in list(SAMPLES)[:6] and s.reward.valid]
-    assert metrics["denominator"] == sum(s.n_policy_tokens for s in later)
-
-
-@pytest.mark.parametrize(
-    ("loss", "correction"),
-    [*itertools.product(sorted(LOSSES), ["none"]), ("ppo", "icepop"), ("gspo", "truncated_is")],
-)
-def test_every_loss_takes_trainer_steps_on_several_mini_batches(started, loss, correction):
-    words = [f"loss={loss}", f"correction.name={correction}", "optimizer_steps_per_batch=2"]
-    trainer = started(*words)
-    before = weights_of(trainer)
-    (metrics,) = step_on(trainer, settings_of(*words))
-    assert metrics["optimizer_steps"] == 2.0
-    assert not torch.equal(weights_of(trainer), before)
