@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from roll_ray.sample import NO_VERSION, Prompt, Sample
@@ -14,7 +14,8 @@ Decode = Callable[[Sequence[int]], str]
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """One answer, whole. `reward` is None when it is invalid; `reason` then says why."""
+    """One answer, whole. `reward` is None when it is invalid; `reason` then says why. `parts`: what it is the sum of,
+    where the reward function or the shaping says."""
 
     prompt_id: str
     domain: str
@@ -28,6 +29,7 @@ class Trajectory:
     n_policy_tokens: int
     weight_version: int
     attempt: int
+    parts: Mapping[str, float] = field(default_factory=dict)
 
     @staticmethod
     def of(prompt: Prompt, sample: Sample, decode: Decode) -> Trajectory:
@@ -44,6 +46,7 @@ class Trajectory:
             n_policy_tokens=sample.n_policy_tokens,
             weight_version=int(sample.versions_T.max(initial=NO_VERSION)),
             attempt=sample.attempt,
+            parts=sample.reward.parts,
         )
 
     def row(self) -> dict[str, Any]:
@@ -52,7 +55,9 @@ class Trajectory:
 
     def text(self) -> str:
         """All of it on a few lines, nothing cut."""
-        verdict = f"invalid ({self.reason})" if self.reward is None else f"{self.reward:g} ({self.reason})"
+        parts = "".join(f", {name} {value:g}" for name, value in self.parts.items())
+        value = "invalid" if self.reward is None else f"{self.reward:g}"
+        verdict = f"{value} ({self.reason}{parts})"
         return "\n".join(
             [
                 f"  prompt:    {self.prompt}",

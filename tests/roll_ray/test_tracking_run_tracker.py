@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from roll_ray.tracking.metrics import UndeclaredMetricError
 from roll_ray.tracking.run_folder import RunFolder, read_metrics
 from roll_ray.tracking.run_tracker import RunTracker, batch_metrics
 from roll_ray.tracking.timeline import Timeline
+from roll_ray.tracking.trajectories import Trajectory
 from schedulers.protocol import SampleId, Visit
 
 
@@ -187,3 +189,16 @@ def test_flat_rewards_are_warned_of_in_all_places(tmp_path: Path) -> None:
     assert "first 3 steps" in (tmp_path / "warnings.jsonl").read_text()
     assert '"warning"' in (tmp_path / "timeline.json").read_text()
     assert "one?" in (tmp_path / "trajectories.jsonl").read_text()
+
+
+def test_the_parts_of_a_reward_are_written_with_the_trajectory(tmp_path: Path) -> None:
+    shaped = Reward(0.75, "right", parts={"score": 1.0, "overlong": -0.25})
+    shown = Trajectory.of(Prompt("a", text="one?"), dataclasses.replace(sample(), reward=shaped), str)
+    RunFolder(tmp_path).record_trajectories(1, [shown])
+    (line,) = (tmp_path / "trajectories.jsonl").read_text().splitlines()
+    assert json.loads(line)["parts"] == {"score": 1.0, "overlong": -0.25}
+    assert "0.75 (right, score 1, overlong -0.25)" in shown.text()
+    assert (
+        "invalid (no verdict)"
+        in dataclasses.replace(shown, reward=None, reason="no verdict", parts={}).text()
+    )
