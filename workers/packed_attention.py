@@ -22,6 +22,9 @@ from roll_ray.errors import RollRayError
 PACKED_ATTENTION = "roll_ray_packed"
 """The name under which transformers finds it: `attn_implementation=PACKED_ATTENTION`."""
 
+SHORT_TOKENS = 256
+"""Up to this length bfloat16 attention on a CPU computes in float32."""
+
 
 @dataclass(frozen=True, slots=True)
 class PackedLayout:
@@ -121,6 +124,10 @@ def _one_group(
             length, device=query.device
         )
         window = (distance >= 0) & (distance < sliding_window)
+    # the CPU's flash kernel takes ten times as long backwards in bfloat16 as in float32 over short sequences
+    dtype = query.dtype
+    widened = query.device.type == "cpu" and dtype == torch.bfloat16 and length <= SHORT_TOKENS
+    query, key, value = (x.float() if widened else x for x in (query, key, value))
     output = F.scaled_dot_product_attention(
         rows(query),
         rows(key),
@@ -130,7 +137,7 @@ def _one_group(
         scale=scaling,
         enable_gqa=query.shape[1] != key.shape[1],
     )
-    return output.transpose(1, 2).flatten(0, 1).unsqueeze(0)
+    return output.to(dtype).transpose(1, 2).flatten(0, 1).unsqueeze(0)
 
 
 def _varlen(

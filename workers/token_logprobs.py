@@ -49,6 +49,15 @@ def _chunk(
         logits_N_V = logits_N_V * inverse_N[:, None]
     log_softmax_N_V = F.log_softmax(logits_N_V, dim=-1)
     with torch.no_grad():
-        # entr(0) is 0: a logit of -inf adds nothing
-        entropy_N = torch.special.entr(log_softmax_N_V.exp()).sum(-1)
+        entropy_N = _entropy(log_softmax_N_V)
     return -F.nll_loss(log_softmax_N_V, targets_N, reduction="none"), entropy_N
+
+
+def _entropy(log_softmax_N_V: torch.Tensor) -> torch.Tensor:
+    """-sum p log p, [N], as one product a row: the vocabulary is not gone through more often than need be."""
+    probabilities_N_V = log_softmax_N_V.exp()
+    entropy_N = -torch.bmm(probabilities_N_V[:, None, :], log_softmax_N_V[:, :, None])[:, 0, 0]
+    if torch.isfinite(entropy_N).all():
+        return entropy_N
+    # a logit of -inf: 0 x -inf is NaN there, and entr(0) is 0
+    return torch.special.entr(probabilities_N_V).sum(-1)

@@ -204,3 +204,20 @@ def test_entropy_is_that_of_the_tempered_distribution_and_survives_impossible_to
     p = torch.softmax(torch.tensor([4.0, 0, 0, 0]), -1)
     assert entropy_N.tolist() == pytest.approx([np.log(2), float(-(p * p.log()).sum())])
     assert logprobs_N.tolist() == pytest.approx([-np.log(2), float(p[0].log())])
+
+
+@pytest.mark.parametrize("lengths", [(5, 5, 3), (300, 7)], ids=["short, in float32", "long, as it stands"])
+def test_bfloat16_attention_and_its_gradients_are_float32s_rounded(lengths):
+    torch.manual_seed(0)
+    layout, heads, size = PackedLayout.of(lengths), 4, 16
+    wide = [torch.randn(1, h, sum(lengths), size) for h in (heads, 2, 2)]
+    module, seen = torch.nn.Module(), []
+    for dtype in (torch.float32, torch.bfloat16):
+        inputs = [x.to(torch.bfloat16).to(dtype).requires_grad_() for x in wide]
+        output, _ = packed_attention(module, *inputs, None, packed_layout=layout)
+        assert output.dtype == dtype
+        output.square().sum().backward()
+        assert all(x.grad is not None and x.grad.dtype == dtype for x in inputs)
+        seen.append([output.float(), *(x.grad.float() for x in inputs)])
+    for exact, rounded in zip(*seen, strict=True):
+        assert torch.allclose(exact, rounded, rtol=0.05, atol=0.05)
