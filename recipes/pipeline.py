@@ -119,6 +119,7 @@ class Pipeline:
             staff.trainers,
             keeps_proximal=settings.proximal == "trainer",
             tokenwise=self.rules.finish if self.rules.token_stage is not None else None,
+            say=tracker.say,
         )
         trainer = TrainerGroup(staff.trainers)
         rollouts = self._rollouts(staff, tracker)

@@ -15,7 +15,7 @@ from roll_ray.algorithms.aggregation import denominator, prompt_tokens
 from roll_ray.algorithms.loss_settings import LossSettings
 from roll_ray.algorithms.losses import LOSSES, RegisteredLoss
 from roll_ray.algorithms.token_stage import TokenStage, finished
-from roll_ray.algorithms.whitening import Moments
+from roll_ray.algorithms.whitening import NOT_WHITENED, Moments
 from roll_ray.receipts import Cut, Receipt
 from roll_ray.scoring import Estimate, Estimator, Finish, Weighing, Weights
 from roll_ray.settings import RunSettings
@@ -142,6 +142,7 @@ def estimate(name: str, settings: AdvantageSettings, finish: Finish, overlong: b
             "advantage_std": float(advantages_B.std()),
             "advantage_abs_max": float(np.abs(advantages_B).max()),
         },
+        notes=(NOT_WHITENED,) if moments is not None and not moments.enough else (),
     )
 
 

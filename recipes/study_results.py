@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from roll_ray.tracking.report import STUDY_CURVES, STUDY_TABLE
 from roll_ray.tracking.run_folder import read_metrics
 
 LAST_STEPS = 20
@@ -65,7 +66,7 @@ class RunOutcome:
 
 def write_results(folder: Path, outcomes: Sequence[RunOutcome]) -> list[Path]:
     """The table and the curves; the paths of what was written."""
-    paths = [folder / "results.md", folder / "results.csv", folder / "curves.html"]
+    paths = [folder / STUDY_TABLE, folder / "results.csv", folder / STUDY_CURVES]
     paths[0].write_text(table(outcomes), encoding="utf-8")
     _write_csv(paths[1], outcomes)
     _write_curves(paths[2], outcomes)

@@ -40,6 +40,8 @@ def algorithm_problems(
         *_ratios(settings, sampling),
         *_filters(settings, samples_per_prompt),
         *_kl(settings),
+        *_no_signal(settings, samples_per_prompt),
+        *_passed_over(settings),
     ]
 
 
@@ -128,6 +130,52 @@ def _filters(settings: AlgorithmSettings, samples_per_prompt: int) -> Iterator[s
     low, high = filters.difficulty_low, filters.difficulty_high
     if low is not None and high is not None and low >= high:
         yield f"filters.difficulty_low={low} is not below filters.difficulty_high={high}: for example 0.1 and 0.95"
+
+
+def _no_signal(settings: AlgorithmSettings, samples_per_prompt: int) -> Iterator[str]:
+    own = ESTIMATORS[settings.adv_estimator].normalisation
+    mean = None if own is None else settings.normalisation.mean or own.mean
+    if samples_per_prompt == 1 and mean in ("group", "leave_one_out"):
+        yield (
+            f"adv_estimator={settings.adv_estimator} compares the responses to one prompt, and with "
+            "samples_per_prompt=1 every advantage would be 0: set samples_per_prompt above 1, for example 8"
+        )
+
+
+_LOSSES_THAT_READ = {
+    "dual_clip": ("ppo", "decoupled_ppo"),
+    "loss_options.cispo_anchor": ("cispo",),
+    "loss_options.topr_positive_weight": ("topr",),
+    "loss_options.topr_negative_weight": ("topr",),
+    "loss_options.kimi_tau": ("kimi15",),
+    "loss_options.sapo_tau_positive": ("sapo",),
+    "loss_options.sapo_tau_negative": ("sapo",),
+    "loss_options.gmpo_clip": ("gmpo",),
+    "loss_options.tis_low": ("tis_reinforce",),
+    "loss_options.tis_high": ("tis_reinforce",),
+    "loss_options.decoupled_cap": ("decoupled_ppo",),
+}
+
+
+def _passed_over(settings: AlgorithmSettings) -> Iterator[str]:
+    """Values that differ from the defaults and that nothing chosen reads. A loss of the user's own may read any."""
+    ours = LOSSES[settings.loss].function.__module__.startswith("roll_ray.")
+    for name, losses in _LOSSES_THAT_READ.items():
+        *group, leaf = name.split(".")
+        holder = settings.loss_options if group else settings
+        value = getattr(holder, leaf)
+        default = type(holder).model_fields[leaf].get_default(call_default_factory=True, validated_data={})
+        if ours and settings.loss not in losses and value != default:
+            yield f"{name}={value} is read by loss={' and '.join(losses)} only, not by {settings.loss}: unset it"
+    if settings.gae_lambda != 1 and settings.adv_estimator != "gae":
+        yield f"gae_lambda={settings.gae_lambda} is read by adv_estimator=gae only: unset it"
+    if settings.aggregation_length is not None and settings.aggregation != "seq_mean_token_sum_norm":
+        yield (
+            f"aggregation_length={settings.aggregation_length} is read by aggregation=seq_mean_token_sum_norm only: "
+            "unset it"
+        )
+    if settings.kl_in == "reward" and settings.kl_coefficient == 0:
+        yield "kl_in=reward and kl_coefficient=0: set kl_coefficient above 0, for example 0.001, or unset kl_in"
 
 
 def shaping_problems(settings: AlgorithmSettings, max_new_tokens: int) -> list[str]:

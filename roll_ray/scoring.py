@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from roll_ray.actors import Pool
-from roll_ray.algorithms.whitening import EPS, Moments
+from roll_ray.algorithms.whitening import EPS, NOT_WHITENED, Moments
 from roll_ray.parts import MiniBatch, Part, Share
 from roll_ray.receipts import Cut, Receipt
 from roll_ray.worker_protocols import TrainerWorker
@@ -19,10 +19,12 @@ from schedulers.protocol import SampleId
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Advantages of a cut, shape [B] in the order of its receipts, and what the estimator counted."""
+    """Advantages of a cut, shape [B] in the order of its receipts, what the estimator counted, and what it could
+    not do, in words."""
 
     advantages_B: npt.NDArray[np.float32]
     metrics: Mapping[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 Estimator = Callable[[Cut], Estimate]
@@ -54,7 +56,8 @@ class Scorer:
     """Adds to a part what training needs: advantages, divisors, and proximal log-probabilities if several
     optimizer steps follow one another on one batch (the ratio's reference is then the weights of now).
 
-    `tokenwise`: the ranks turn each sample's advantage into one per token before the first optimizer step."""
+    `tokenwise`: the ranks turn each sample's advantage into one per token before the first optimizer step.
+    `say` is told once of each thing that could not be done."""
 
     estimator: Estimator
     weigh: Weighing
@@ -62,10 +65,13 @@ class Scorer:
     keeps_proximal: bool
     tokenwise: Finish | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    say: Callable[[str], None] = print
+    _said: set[str] = field(default_factory=set)
 
     async def __call__(self, part: Part) -> list[MiniBatch]:
         estimate = self.estimator(part.cut)
         self.metrics.update(estimate.metrics)
+        self._say_once(estimate.notes)
         pairs = zip(part.cut.receipts, estimate.advantages_B, strict=True)
         advantages = {receipt.sample: float(value) for receipt, value in pairs}
         scored = [self._scored(mini_batch, advantages) for mini_batch in part.mini_batches]
@@ -79,6 +85,12 @@ class Scorer:
             closes = part.last or i < len(scored) - 1
             scored[i] = replace(mini_batch, closes_step=closes)
         return scored
+
+    def _say_once(self, notes: Sequence[str]) -> None:
+        for note in notes:
+            if note not in self._said:
+                self._said.add(note)
+                self.say(note)
 
     def _scored(self, mini_batch: MiniBatch, advantages: Mapping[SampleId, float]) -> MiniBatch:
         weights = self.weigh(mini_batch.receipts)
@@ -97,6 +109,7 @@ class Scorer:
             for ranks in await self.trainers.scatter(TrainerWorker.token_advantages, calls):
                 moments = moments.merged(ranks)
         whitened = moments if finish.whiten else None
+        self._say_once([NOT_WHITENED] if finish.whiten and not moments.enough else [])
         await self.trainers.broadcast(TrainerWorker.finish_advantages, whitened, finish.clip)
         self.metrics.pop("advantage_abs_max", None)  # of the samples' shares, which are no advantages yet
         self.metrics |= _before_the_clip(moments, finish.whiten)

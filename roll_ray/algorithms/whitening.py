@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 EPS = 1e-8
+NOT_WHITENED = "a batch with fewer than two policy tokens has no variance: its advantages stay as they are"
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,9 @@ from roll_ray.tracking.run_folder import (
 from roll_ray.tracking.run_lock import writer_of
 
 MAX_TRAJECTORIES = 60
+STUDY_TABLE = "results.md"
+"""A folder with this file is that of a study: many runs, each in a folder of its own, compared in this table."""
+STUDY_CURVES = "curves.html"
 
 _BREAKDOWN = ("rollout_s", "train_s", "update_s", "control_s")
 _LOG_SCALE = frozenset({"logprob_difference_max", "logprob_difference_mean", "learning_rate"})
@@ -42,13 +45,16 @@ pre { white-space: pre-wrap; margin: 0; font-size: .8rem } .warning { background
 def write_report(folder: Path) -> Path:
     """Write `report.html` into the folder of a run, whatever it has got to, and give its path."""
     record, metrics = read_record(folder), read_metrics(folder)
-    parts = [
-        _heading(folder, record, metrics, read_failure(folder)),
-        _warnings(list(read_lines(folder / WARNINGS))),
-        _curves(metrics),
-        _trajectories(list(read_lines(folder / TRAJECTORIES))),
-        _settings(read_settings_of(folder)),
-    ]
+    parts = [_heading(folder, record, metrics, read_failure(folder))]
+    if _is_study(folder):
+        parts.append(_study(folder))
+    else:
+        parts += [
+            _warnings(list(read_lines(folder / WARNINGS))),
+            _curves(metrics),
+            _trajectories(list(read_lines(folder / TRAJECTORIES))),
+        ]
+    parts.append(_settings(read_settings_of(folder)))
     path = folder / "report.html"
     title = html.escape(f"roll-ray: {folder.name}")
     path.write_text(
@@ -62,7 +68,7 @@ def write_report(folder: Path) -> Path:
 def how_it_ended(folder: Path) -> list[str]:
     """What to know before opening the page: that no step was finished, and the error that ended the run."""
     failure, lines = read_failure(folder), []
-    if not _finished_steps(read_metrics(folder)):
+    if not _finished_steps(read_metrics(folder)) and not _is_study(folder):
         lines.append("no step was finished")
     if failure is not None:
         lines.append(f"the run ended with an error, {failure.when}:\n{failure.text}")
@@ -81,6 +87,18 @@ def _finished_steps(metrics: Sequence[Mapping[str, Any]]) -> list[int]:
     return [row["step"] for row in metrics if row["step"] > 0]
 
 
+def _is_study(folder: Path) -> bool:
+    return (folder / STUDY_TABLE).is_file()
+
+
+def _study(folder: Path) -> str:
+    table = html.escape((folder / STUDY_TABLE).read_text(encoding="utf-8"))
+    return (
+        f'<h2>Results</h2><pre>{table}</pre>\n<p><a href="{STUDY_CURVES}">Curves</a>; '
+        'every run has a folder below <a href="runs/">runs</a>.</p>'
+    )
+
+
 def _heading(
     folder: Path, record: RunRecord, metrics: Sequence[Mapping[str, Any]], failure: Failure | None
 ) -> str:
@@ -93,7 +111,8 @@ def _heading(
         lines.append(f"Held-out accuracy: {accuracy[0]:.3f} at first, {accuracy[-1]:.3f} at last.")
     steps = _finished_steps(metrics)
     none = "No step is finished yet." if failure is None else "No step was finished."
-    lines.append(f"Last finished step: {steps[-1]}." if steps else none)
+    if not _is_study(folder):
+        lines.append(f"Last finished step: {steps[-1]}." if steps else none)
     return (
         f"<h1>{html.escape(folder.name)}</h1>\n"
         + _failure(failure)

@@ -1,5 +1,7 @@
 """What the settings of an algorithm become: scheduler, advantages, weights of samples, loss, token stage."""
 
+import asyncio
+
 import numpy as np
 import pytest
 
@@ -11,13 +13,17 @@ from recipes.rules import (
     trained_B,
     visit_filter_of,
 )
+from roll_ray.actors import Pool
 from roll_ray.algorithms.adaptive_kl import AdaptiveKl
 from roll_ray.algorithms.advantages import ESTIMATORS, Normalisation
 from roll_ray.algorithms.aggregation import AGGREGATIONS, denominator
 from roll_ray.algorithms.corrections import CORRECTIONS
 from roll_ray.algorithms.losses import LOSSES, build_loss
 from roll_ray.algorithms.token_stage import TokenStage
+from roll_ray.algorithms.whitening import NOT_WHITENED
+from roll_ray.parts import Part
 from roll_ray.receipts import Cut, Receipt
+from roll_ray.scoring import Scorer
 from roll_ray.settings import RunSettings
 from roll_ray.settings_io import load_settings
 from schedulers.protocol import SampleId, Visit
@@ -240,3 +246,16 @@ def test_a_filter_is_made_of_the_settings_and_given_to_the_scheduler():
     band = ["filters.difficulty_low=0.1", "filters.difficulty_high=0.95"]
     assert visit_filter_of(settings(*band)) == VisitFilter(False, 0.1, 0.95, 10)
     assert default_rules(settings(*band)).scheduler().keep == VisitFilter(False, 0.1, 0.95, 10)
+
+
+def test_what_cannot_be_whitened_stays_as_it_is_and_is_said_once():
+    rules, said = default_rules(settings("adv_estimator=reinforce_plus_plus")), []
+    scorer = Scorer(
+        rules.estimator, rules.weigh, Pool("actor-train", []), keeps_proximal=False, say=said.append
+    )
+    one_token = Part(Cut(1, (receipt("a", 0, 0.7, tokens=1),)), ())
+    assert rules.estimator(one_token.cut).advantages_B == pytest.approx([0.7])
+    for _ in range(2):
+        asyncio.run(scorer(one_token))
+    assert said == [NOT_WHITENED]
+    assert rules.estimator(Cut(1, (receipt("a", 0, 0.7), receipt("a", 1, 0.1)))).notes == ()

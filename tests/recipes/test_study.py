@@ -12,6 +12,8 @@ from recipes.task import Task
 from roll_ray.errors import SettingsError
 from roll_ray.sample import Prompt
 from roll_ray.settings_io import read_settings
+from roll_ray.tracking.report import how_it_ended, write_report
+from roll_ray.tracking.run_folder import RunRecord, prepare
 
 TASK = Task([Prompt(id="p", text="x")], rewards={"default": float})
 
@@ -93,3 +95,13 @@ def test_the_table_has_a_row_a_cell_with_the_mean_and_the_spread_of_its_seeds(tm
         assert path.stat().st_size
     assert len((tmp_path / "results.csv").read_text().splitlines()) == 4
     assert "lite_ppo" in (tmp_path / "curves.html").read_text()
+
+
+def test_the_report_of_a_study_is_its_table_and_does_not_speak_of_steps(tmp_path):
+    prepare(tmp_path, read_settings(tricks.Settings, []), RunRecord.now("tricks", tmp_path / "tricks.py"))
+    write_results(tmp_path, [outcome("lite_ppo", 0, [0.6, 0.8])])
+    page = write_report(tmp_path).read_text()
+    assert "| lite_ppo | 1 | 0.800" in page
+    assert 'href="curves.html"' in page
+    assert "No step" not in page
+    assert how_it_ended(tmp_path) == []
