@@ -10,7 +10,7 @@ As it stands it trains the demo, a tiny Qwen3 that learns to sort letters, on tw
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from pydantic import Field
 
@@ -35,6 +35,10 @@ class Settings(RunSettings):
     max_steps: int = Field(300, gt=0, description="Training steps of the run.")
     learning_rate: float = Field(1e-4, ge=0, description="AdamW learning rate.")
     warmup_steps: int = Field(20, ge=0, description="Linear warm-up over so many optimizer steps.")
+    lr_schedule: Literal["constant", "linear"] = Field(
+        "linear",
+        description="After warm-up: decay to 0 at the end of the run, so that it ends where it settles.",
+    )
     clip_high: float = Field(0.28, gt=0, description="Clip-higher of DAPO (2503.14476).")
     max_prompt_tokens: int = Field(64, gt=0, description="Prompts longer than this are dropped and counted.")
     sampling: SamplingSettings = Field(

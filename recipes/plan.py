@@ -46,7 +46,7 @@ class Plan:
 
 def make_plan(recipe: Recipe, settings: RunSettings, machine: Machine) -> Plan:
     """Everything that can be said before a run starts."""
-    problems = settings.problems()
+    problems = settings.problems() + settings.plan_problems()
     seats, folder = ["nobody: the devices do not fit"], "?"
     try:
         seats = _seat_lines(place(settings))
@@ -68,6 +68,7 @@ def make_plan(recipe: Recipe, settings: RunSettings, machine: Machine) -> Plan:
         "",
         "Batch",
         f"  {batch_sentence(settings)}",
+        *(f"  {line}" for line in settings.plan_lines()),
         "",
         "Who sits where",
         *(f"  {line}" for line in seats + _deviceless(settings)),

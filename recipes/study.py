@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from recipes.cells import Cell
 from recipes.engine_house import EngineHouse, engine_house
 from recipes.pipeline import Pipeline
 from recipes.study_results import RunOutcome, write_results
@@ -20,14 +19,6 @@ from roll_ray.errors import SettingsError
 from roll_ray.home import has_checkpoint
 from roll_ray.settings import RunSettings
 from roll_ray.tracking.run_folder import RunRecord, prepare
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One combination of settings, by dotted name, under a name of its own."""
-
-    name: str
-    changes: Mapping[str, Any]
 
 
 class Study:
@@ -84,15 +75,8 @@ class Study:
     def _settings_of(self, cell: Cell, seed: int) -> RunSettings:
         """The settings of one run. Raises SettingsError, with the cell's name, where they cannot run together."""
         folder = self.folder / "runs" / _run_name(cell, seed)
-        data = self.settings.model_dump()
-        for name, value in cell.changes.items():
-            *groups, last = name.split(".")
-            place = data
-            for group in groups:
-                place = place[group]
-            place[last] = value
-        data |= {"seed": seed, "run_dir": folder, "run_name": folder.name, "resume": has_checkpoint(folder)}
-        settings = type(self.settings).model_validate(data)
+        place = {"seed": seed, "run_dir": folder, "run_name": folder.name, "resume": has_checkpoint(folder)}
+        settings = cell.of(self.settings).model_copy(update=place)
         if problems := settings.problems():
             raise SettingsError(f"cell {cell.name}: " + "; ".join(problems))
         return settings

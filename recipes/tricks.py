@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from recipes import grpo_qwen, lite_ppo
+from recipes.cells import Cell, cell_lines
 from recipes.running import Program, run_recipe
 from roll_ray.settings import EvaluationSettings, SamplingSettings
-
-if TYPE_CHECKING:
-    from recipes.study import Cell
 
 FACTORS: dict[str, dict[str, dict[str, Any]]] = {
     "norm": {
@@ -54,11 +52,18 @@ class Settings(lite_ppo.Settings):
         description="Held-out evaluation.",
     )
 
+    def plan_problems(self) -> list[str]:
+        """What is wrong with single cells."""
+        own = self.problems()
+        cells = [(cell, cell.of(self).problems()) for cell in cells_of(self.grid)]
+        return [f"cell {cell.name}: {p}" for cell, found in cells for p in found if p not in own]
+
+    def plan_lines(self) -> list[str]:
+        return cell_lines(cells_of(self.grid), self.seeds, self.max_steps)
+
 
 def cells_of(grid: str) -> list[Cell]:
     """The cells of a grid, Lite PPO first."""
-    from recipes.study import Cell
-
     if grid == "full":
         combinations = itertools.product(*(choices.items() for choices in FACTORS.values()))
         return [

@@ -234,6 +234,14 @@ class RunSettings(AlgorithmSettings):
         on_gpu = {"cpu": False, "gpu": True, "auto": None}[self.devices.kind]
         return found + transfer_problems(self, on_gpu)
 
+    def plan_lines(self) -> list[str]:
+        """What a recipe wants `roll-ray plan` to say beside the settings, a line each."""
+        return []
+
+    def plan_problems(self) -> list[str]:
+        """What is wrong with a program of more than one run, such as a study, beside `problems`."""
+        return []
+
     def batch_sentence(self, mean_sample_tokens: float) -> str:
         """What follows from the batch knobs, in one sentence."""
         per_step = self.samples_per_step // self.optimizer_steps_per_batch

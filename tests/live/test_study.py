@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from recipes.study import Cell, Study
+from recipes.cells import Cell
+from recipes.study import Study
 from roll_ray.checkpoint import CheckpointFolder
 from tests.live.runs import leftovers, letter_task, metrics_of, settings_for, step_reached
 

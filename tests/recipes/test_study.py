@@ -5,8 +5,9 @@ import json
 import pytest
 
 from recipes import tricks
+from recipes.cells import Cell
 from recipes.engine_house import engine_seed
-from recipes.study import Cell, Study
+from recipes.study import Study
 from recipes.study_results import RunOutcome, table, write_results
 from recipes.task import Task
 from roll_ray.errors import SettingsError
@@ -61,6 +62,15 @@ def test_seeds_go_round_outermost_and_each_run_has_a_folder_of_its_own(tmp_path)
 def test_a_cell_that_cannot_run_is_named_before_any_run(tmp_path):
     with pytest.raises(SettingsError, match="cell wrong: adv_estimator=gae needs values of a critic"):
         study(tmp_path, [Cell("good", {}), Cell("wrong", {"adv_estimator": "gae"})])
+
+
+def test_plan_lists_the_cells_and_names_the_one_that_cannot_run():
+    settings = read_settings(tricks.Settings, ["model=/models/none"])
+    assert settings.plan_lines()[0] == "8 cells x 3 seeds = 24 runs of 100 steps"
+    assert any(line.startswith("clip-0.28 ") and "clip_high=0.28" in line for line in settings.plan_lines())
+    assert settings.plan_problems() == []
+    ungrouped = read_settings(tricks.Settings, ["model=/models/none", "adv_estimator=opo"])
+    assert any(problem.startswith("cell norm-group: ") for problem in ungrouped.plan_problems())
 
 
 def test_each_engine_of_a_run_has_a_seed_of_its_own():
