@@ -66,13 +66,19 @@ class Turn:
 class StepResult:
     """What a turn led to. The episode goes on with `observation` until `terminated` (by the task's own
     rules) or `truncated` (by a limit). `reward` is the environment's verdict on the whole episode so far;
-    None where a reward function gives it."""
+    None where a reward function gives it, or where it is the sum of the turns' `step_reward`s.
+
+    `state` names the state that the turn was played *from*, for advantages that compare the turns of an
+    episode's siblings (GiGPO, arXiv 2505.10978): equal strings are the same state. `info["malformed"]` says
+    that the environment could not read the turn."""
 
     observation: Observation | None = None
     reward: float | Reward | None = None
     terminated: bool = False
     truncated: bool = False
     info: Mapping[str, Any] = field(default_factory=dict)
+    step_reward: float = 0.0
+    state: str | None = None
 
 
 class Environment(Protocol):
