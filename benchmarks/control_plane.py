@@ -2,6 +2,7 @@
 
     python benchmarks/control_plane.py             both measurements, in one process
     python benchmarks/control_plane.py --profile   and where the time of a step goes
+    python benchmarks/control_plane.py --ray       the first one with every worker an actor of a local Ray
 
 1. A step of 1,024 samples x 8,192 tokens, from the offer of its prompts to the batches that trainer ranks
    would get: manager, runners, routing, rewards, stores, fetch. The engines' tokens are made beforehand.
@@ -22,18 +23,25 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import ray
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from envs.task import RewardFunction
 from roll_ray.actors import Actor, LocalActor
-from roll_ray.batch import Batch, balance_by_tokens
+from roll_ray.batch import balance_by_tokens
+from roll_ray.cluster.actors import host
+from roll_ray.cluster.objects import resolve
+from roll_ray.cluster.session import session
 from roll_ray.generation import EngineStats, GenerationDelta, GenerationRequest
 from roll_ray.receipts import Cut, Receipt
 from roll_ray.sample import Prompt, SamplingDistribution
+from roll_ray.settings import RunSettings
 from schedulers.protocol import Event, Generated, Launch, SampleId, Scored, Started, Visit
 from schedulers.synchronous import Synchronous
 from workers.episode_runner import EpisodeRunner, RunnerSpec
@@ -105,24 +113,37 @@ def memory_mb() -> float:
     return pages * resource.getpagesize() / 1e6
 
 
-class Plane:
-    """A whole rollout side in one process, and a driver that does what the controller does."""
+class Rank:
+    """A trainer rank that only takes what it is given."""
 
-    def __init__(self, folder: Path, prompts: int, responses: int, n_tokens: int) -> None:
+    async def take(self, handles: Sequence[Any]) -> int:
+        """`handles` lead to batches; the number of their samples."""
+        return sum([len(await resolve(handle)) for handle in handles])
+
+
+Hire = Callable[..., Any]
+"""`hire(cls, *args, name=...)` makes a worker: an object of this process, or a Ray actor."""
+
+
+def in_this_process(cls: type[Any], *args: Any, name: str) -> LocalActor[Any]:
+    return LocalActor(cls(*args), name)
+
+
+class Plane:
+    """A whole rollout side, and a driver that does what the controller does."""
+
+    def __init__(self, hire: Hire, folder: Path, prompts: int, responses: int, n_tokens: int) -> None:
         self.prompts, self.responses = prompts, responses
-        engines = [
-            LocalActor(ReadyMadeEngine(f"rollout-{i}", n_tokens, 16), f"rollout-{i}") for i in range(4)
-        ]
-        rewards = [LocalActor(RewardWorker({"default": lambda: lambda view: 1.0}), "reward-0")]
-        self.stores = [LocalActor(SampleStore(f"store-{i}"), f"store-{i}") for i in range(2)]
+        engines = [hire(ReadyMadeEngine, f"rollout-{i}", n_tokens, 16, name=f"rollout-{i}") for i in range(4)]
+        rewards = [hire(RewardWorker, {"default": _always_right}, name="reward-0")]
+        self.stores = [hire(SampleStore, f"store-{i}", name=f"store-{i}") for i in range(2)]
         self.runners: list[Actor[EpisodeRunner]] = [
-            LocalActor(
-                EpisodeRunner(self._spec(i, n_tokens), engines, rewards, store, Words()), f"runner-{i}"
-            )
+            hire(EpisodeRunner, self._spec(i, n_tokens), engines, rewards, store, Words(), name=f"runner-{i}")
             for i, store in enumerate(self.stores)
         ]
         spec = ManagerSpec("benchmark", folder / "events.jsonl", partial(Synchronous, prompts, responses))
-        self.manager = RolloutManager(spec, self.runners, self.stores)
+        self.manager = hire(RolloutManager, spec, self.runners, self.stores, name="rollout-manager")
+        self.ranks = [hire(Rank, name=f"rank-{i}") for i in range(2)]
 
     def _spec(self, i: int, n_tokens: int) -> RunnerSpec:
         return RunnerSpec(f"runner-{i}", "", SamplingDistribution(), n_tokens)
@@ -133,16 +154,17 @@ class Plane:
         names = [f"prompt-{step}-{i:04d}" for i in range(self.prompts)]
         book = {name: Prompt(name, text="a prompt") for name in names}
         visits = [Visit(name, 0) for name in names]
-        await self.manager.offer(step, visits, ["default"] * self.prompts, [book])
+        handed = [self.put(book)]
+        await self.manager.call(RolloutManager.offer, step, visits, ["default"] * self.prompts, handed)
         cut = None
         while cut is None:
-            cut = await self.manager.next_outcome(5.0)
+            cut = await self.manager.call(RolloutManager.next_outcome, 5.0)
         assert isinstance(cut, Cut)
         assert len(cut.receipts) == self.prompts * self.responses
         cut_s = time.perf_counter()
         await self._fetch(cut.receipts)
         fetched_s = time.perf_counter()
-        await self.manager.trained(step + 1)
+        await self.manager.call(RolloutManager.trained, step + 1)
         await asyncio.sleep(0)
         ended_s = time.perf_counter()
         return {
@@ -155,25 +177,35 @@ class Plane:
 
     async def _fetch(self, receipts: Sequence[Receipt]) -> None:
         """Each of two ranks gets its share, cut by token balance, from each store."""
-        for rank in balance_by_tokens([r.n_tokens for r in receipts], 2):
+        shares = balance_by_tokens([r.n_tokens for r in receipts], len(self.ranks))
+
+        async def give(rank: Any, share: Sequence[int]) -> None:
+            handles = []
             for store in self.stores:
-                ids = [
-                    (receipts[i].sample, receipts[i].attempt) for i in rank if receipts[i].store == store.name
-                ]
-                batch: Batch = await store.call(SampleStore.fetch, ids)
-                assert len(batch) == len(ids)
+                mine = [receipts[i] for i in share if receipts[i].store == store.name]
+                handles.append(await store.refer(SampleStore.fetch, [(r.sample, r.attempt) for r in mine]))
+            assert await rank.call(Rank.take, handles) == len(share)
+
+        await asyncio.gather(*map(give, self.ranks, shares))
+
+    def put(self, book: dict[str, Prompt]) -> Any:
+        return ray.put(book) if ray.is_initialized() else book
 
     async def close(self) -> None:
-        await self.manager.close()
+        await self.manager.call(RolloutManager.close)
         for runner in self.runners:
             await runner.call(EpisodeRunner.close)
 
 
-async def measure_steps(steps: int, profile: bool) -> None:
+def _always_right() -> RewardFunction:
+    return lambda view: 1.0
+
+
+async def measure_steps(hire: Hire, where: str, steps: int, profile: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        plane = Plane(Path(folder), prompts=128, responses=8, n_tokens=8192)
+        plane = Plane(hire, Path(folder), prompts=128, responses=8, n_tokens=8192)
         profiler = cProfile.Profile()
-        print("1,024 samples x 8,192 tokens, one process")
+        print(f"1,024 samples x 8,192 tokens, {where}")
         for step in range(steps):
             if profile and step == 1:
                 profiler.enable()
@@ -181,7 +213,7 @@ async def measure_steps(steps: int, profile: bool) -> None:
             profiler.disable()
             gc.collect()
             said = "  ".join(f"{name} {value:.2f}" for name, value in seconds.items())
-            print(f"  step {step}: {said}  resident memory {memory_mb():.0f} MB")
+            print(f"  step {step}: {said}  resident memory of the driver {memory_mb():.0f} MB")
         await plane.close()
         if profile:
             pstats.Stats(profiler).sort_stats("tottime").print_stats(25)
@@ -262,8 +294,13 @@ def main() -> None:
     )
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--ray", action="store_true")
     arguments = parser.parse_args()
-    asyncio.run(measure_steps(arguments.steps, arguments.profile))
+    if arguments.ray:
+        with session(RunSettings(model="none"), "benchmark"):
+            asyncio.run(measure_steps(host, "every worker a Ray actor", arguments.steps, profile=False))
+        return
+    asyncio.run(measure_steps(in_this_process, "one process", arguments.steps, arguments.profile))
     for batch in (1, 16, 256):
         asyncio.run(measure_events(arguments.steps, batch))
 
