@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
 
 _RANGE_CALL = re.compile(r"^(?:list\(\s*)?range\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?(?:,\s*(\d+)\s*)?\)(?:\s*\))?$")
 _SPAN = re.compile(r"^(\d+)\s*-\s*(\d+)$")
@@ -30,6 +32,10 @@ def parse_devices(value: Any) -> tuple[int, ...]:
     if repeated:
         raise ValueError(f"devices: {repeated} named more than once")
     return devices
+
+
+Devices = Annotated[tuple[int, ...], BeforeValidator(parse_devices)]
+"""The type of a setting that is a device list."""
 
 
 def check_against(devices: Sequence[int], available: int, setting: str) -> str | None:

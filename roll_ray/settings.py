@@ -10,16 +10,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from roll_ray.algorithm_checks import algorithm_problems, shaping_problems
 from roll_ray.algorithm_settings import AlgorithmSettings, StrictModel
-from roll_ray.devices import parse_devices
+from roll_ray.devices import Devices
+from roll_ray.judge_settings import JudgeSettings
 from roll_ray.sample import SamplingDistribution
 from roll_ray.weight_transfer import transfer_problems
 
-Devices = Annotated[tuple[int, ...], BeforeValidator(parse_devices)]
-"""Device numbers, written as a list, `0-3` or `list(range(0,4))`; `auto` is turned into numbers by the recipe."""
+Weight = Annotated[float, Field(ge=0)]
 
 
 class SamplingSettings(StrictModel):
@@ -127,6 +127,11 @@ class RunSettings(AlgorithmSettings):
         description="Training data: JSONL, Parquet, a folder of them or a hub name; a recipe may make its own.",
     )
     max_prompt_tokens: int = Field(512, gt=0, description="Prompts longer than this are dropped and counted.")
+    domain_weights: dict[str, Weight] = Field(
+        default_factory=dict,
+        description="How the data's domains are mixed, for example {maths: 0.7, code: 0.3}: each gives its share of "
+        "the prompts, whatever its size; 0 leaves one out. Empty: as they stand in the data.",
+    )
 
     prompts_per_step: int = Field(8, gt=0, description="P: prompts in the batch of one step.")
     samples_per_prompt: int = Field(8, gt=0, description="R: responses of each prompt.")
@@ -164,6 +169,18 @@ class RunSettings(AlgorithmSettings):
     engine: EngineSettings = Field(default_factory=EngineSettings, description="Rollout engines.")
     devices: DeviceSettings = Field(default_factory=DeviceSettings, description="Device mapping.")
     reward_workers: int = Field(1, gt=0, description="Reward worker processes of each domain.")
+    reward_slots: int = Field(
+        4,
+        gt=0,
+        description="Rewards that one reward worker computes at once, in threads; those that are awaited (async "
+        "functions) are 16 times as many.",
+    )
+    reward_timeout_s: float = Field(
+        60.0, gt=0, description="A reward that takes longer is invalid; waiting for a slot does not count."
+    )
+    judge: JudgeSettings = Field(
+        default_factory=JudgeSettings, description="The language model that judges, where the task has one."
+    )
     episode_runners: int = Field(
         1, gt=0, description="Episode runner processes on each node that has engines."
     )
@@ -209,6 +226,7 @@ class RunSettings(AlgorithmSettings):
                 f"devices.rollout has {n_rollout} devices and engine.tensor_parallel="
                 f"{self.engine.tensor_parallel}: {n_rollout} is not a multiple of {self.engine.tensor_parallel}"
             )
+        found += self.judge.problems(self.reward_timeout_s)
         found += algorithm_problems(self, self.samples_per_prompt, self.sampling.distribution())
         found += shaping_problems(self, self.sampling.max_new_tokens)
         if self.sampling.temperature == 0:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -85,11 +85,16 @@ def group_of(info: FieldInfo) -> type[BaseModel] | None:
     return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
+def takes_names(info: FieldInfo) -> bool:
+    """Whether a setting is a mapping from names that the user chooses, such as domains."""
+    return get_origin(info.annotation) is dict
+
+
 def flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested mappings as one, by dotted names."""
     found: dict[str, Any] = {}
     for name, value in data.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and value:
             found |= flat(value, f"{prefix}{name}.")
         else:
             found[prefix + name] = value
@@ -120,7 +125,7 @@ class _Given:
             return given_twice(name, (self.texts[name], text))
         self.texts[name] = text
         single = name.rpartition(".")[0]
-        if single in fields and group_of(fields[single]) is None:
+        if single in fields and group_of(fields[single]) is None and not takes_names(fields[single]):
             return below_a_value(name, single, self.where(name))
         try:
             value = parse_value(text)

@@ -37,6 +37,8 @@ def _name(kind: Any) -> str:
         return " or ".join(f"`{value}`" for value in get_args(kind))
     if origin in (list, tuple):
         return f"list of {_name(get_args(kind)[0])}"
+    if origin is dict:
+        return "{name: " + _name(get_args(kind)[1]) + ", ...}"
     return {int: "integer", float: "number", str: "text", bool: "true or false", Path: "path"}.get(
         kind, str(kind)
     )

@@ -1,16 +1,18 @@
-"""PromptStream: an order that seed and position pin down, over epochs and resumes."""
+"""Prompts in an order that seed and position pin down, over epochs and resumes; domains mixed by weight."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll_ray.data_stream import PromptStream
+from roll_ray.data_stream import DomainMix, PromptStream, prompt_stream, whole_weights
 from roll_ray.errors import DataError
 from roll_ray.sample import Prompt
+from schedulers.protocol import Visit
 
 
 def prompts(n: int) -> list[Prompt]:
@@ -91,3 +93,83 @@ def test_no_prompts_and_repeated_ids_are_errors() -> None:
         PromptStream([], 0)
     with pytest.raises(DataError, match="more than once, the first is 'p0'"):
         PromptStream([*prompts(2), *prompts(1)], 0)
+
+
+def mixed_prompts(**sizes: int) -> list[Prompt]:
+    return [Prompt(id=f"{d}{i}", text=f"{d} {i}", domain=d) for d, n in sizes.items() for i in range(n)]
+
+
+def domains_of(drawn: list[tuple[Visit, Prompt]]) -> Counter[str]:
+    return Counter(prompt.domain for _, prompt in drawn)
+
+
+@given(
+    weights=st.dictionaries(st.sampled_from("abcd"), st.integers(1, 9), min_size=1),
+    n=st.integers(0, 150),
+    seed=st.integers(0, 9),
+)
+def test_a_mix_is_exact_in_every_period_and_starves_no_domain(
+    weights: dict[str, int], n: int, seed: int
+) -> None:
+    mix = DomainMix(mixed_prompts(**dict.fromkeys(weights, 3)), seed, weights)
+    whole = whole_weights(weights)
+    period = sum(whole.values())
+    drawn = mix.draw(n + period)
+    for begin in range(0, len(drawn) - period + 1, period):
+        assert domains_of(drawn[begin : begin + period]) == whole
+    for i in range(len(drawn) + 1):  # at no moment is a domain a whole prompt behind for each other domain
+        counts = domains_of(drawn[:i])
+        assert all(abs(counts[d] - i * w / period) < len(weights) for d, w in whole.items())
+
+
+@given(
+    weights=st.fixed_dictionaries({"maths": st.floats(0.01, 1), "code": st.sampled_from([0.25, 0.5, 2.0])}),
+    before=st.integers(0, 60),
+    sizes=st.lists(st.integers(1, 9), max_size=4),
+)
+def test_a_restored_mix_goes_on_as_the_one_never_stopped(
+    weights: dict[str, float], before: int, sizes: list[int]
+) -> None:
+    data = mixed_prompts(maths=5, code=3)
+    whole = DomainMix(data, 7, weights)
+    whole.draw(before)
+    resumed = DomainMix(list(reversed(data)), 7, weights)
+    resumed.restore(json.loads(json.dumps(whole.state())))
+    for size in sizes:
+        assert resumed.draw(size) == whole.draw(size)
+
+
+def test_a_domain_has_the_order_and_the_epochs_that_it_has_alone() -> None:
+    drawn = DomainMix(mixed_prompts(maths=4, code=20), 3, {"maths": 0.7, "code": 0.3}).draw(100)
+    assert domains_of(drawn) == {"maths": 70, "code": 30}
+    maths = [item for item in drawn if item[1].domain == "maths"]
+    assert maths == PromptStream(mixed_prompts(maths=4), 3).draw(70)
+
+
+def test_a_weight_of_0_leaves_a_domain_out() -> None:
+    drawn = prompt_stream(mixed_prompts(a=2, b=2), 0, {"a": 0, "b": 1}).draw(5)
+    assert domains_of(drawn) == {"b": 5}
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ({"maths": 1, "cod": 1}, r"'cod', and the data has no such domain(.|\n)*domains are code, maths"),
+        ({"maths": 1}, "no weight for 'code'"),
+        ({"maths": 0, "code": 0}, "all 0"),
+    ],
+)
+def test_weights_that_do_not_fit_the_data_are_refused(weights: dict[str, float], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        prompt_stream(mixed_prompts(maths=2, code=2), 0, weights)
+
+
+def test_other_weights_are_refused_at_resume() -> None:
+    data = mixed_prompts(maths=2, code=2)
+    mixed = DomainMix(data, 0, {"maths": 0.7, "code": 0.3})
+    with pytest.raises(DataError, match=r"1:1 \(code, maths\) now(.|\n)*began with 3:7 \(code, maths\)"):
+        DomainMix(data, 0, {"maths": 1, "code": 1}).restore(mixed.state())
+    with pytest.raises(DataError, match="began with none"):
+        mixed.restore(PromptStream(data, 0).state())
+    with pytest.raises(DataError, match="give the run its domain_weights back"):
+        PromptStream(data, 0).restore(mixed.state())
