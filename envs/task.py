@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from roll_ray.sample import Prompt, Reward
 from schedulers.protocol import SampleId, Visit
@@ -27,14 +27,22 @@ class Tokenizer(Protocol):
     def apply_chat_template(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Token ids of a chat, ending where the assistant's answer begins."""
 
+    def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """The text of which `apply_chat_template` gives the tokens."""
+
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What the policy reads next. Exactly one of `token_ids`, `text` and `messages` is given."""
+    """What the policy reads next. Exactly one of `token_ids`, `text` and `messages` is given.
+
+    Text is tokenised as it stands. Messages that follow a turn go on with the chat that was begun: only they
+    are new. `max_new_tokens` lowers the limit of the turn that answers; None leaves it.
+    """
 
     token_ids: tuple[int, ...] | None = None
     text: str | None = None
     messages: tuple[dict[str, str], ...] | None = None
+    max_new_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if sum(given is not None for given in (self.token_ids, self.text, self.messages)) != 1:
@@ -45,7 +53,7 @@ class Observation:
         return Observation(prompt.token_ids, prompt.text, prompt.messages)
 
     def tokens(self, tokenizer: Tokenizer) -> list[int]:
-        """The observation as token ids."""
+        """Token ids of an observation that begins an episode; `envs.chat` knows what follows a turn."""
         if self.token_ids is not None:
             return list(self.token_ids)
         if self.messages is not None:
@@ -55,11 +63,16 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One response of the policy. `finish_reason` is "stop" or "length"."""
+    """One response of the policy. `finish_reason` is "stop" or "length".
+
+    `logprobs`: of each token, under which it was sampled. `n_context_tokens`: how many the policy had read.
+    """
 
     token_ids: Sequence[int]
     text: str
     finish_reason: str
+    logprobs: Sequence[float] = ()
+    n_context_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +95,22 @@ class StepResult:
 
 
 class Environment(Protocol):
-    """One episode of a task."""
+    """One episode of a task. All methods share the runner's event loop: what takes long is awaited, or computed in
+    a thread (`asyncio.to_thread`)."""
 
     async def reset(self, prompt: Prompt, seed: int) -> Observation:
         """Begin the episode. Equal prompts and seeds begin equal episodes."""
 
     async def step(self, response: Turn) -> StepResult:
         """Take the policy's response."""
+
+
+@runtime_checkable
+class ClosableEnvironment(Protocol):
+    """An environment that holds something, a process or a connection, which has to be let go."""
+
+    async def close(self) -> None:
+        """Called once when the episode is over, however it ended. It must not raise."""
 
 
 class SingleTurn:

@@ -83,6 +83,9 @@ class _OneVisit:
     def apply_chat_template(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         return self._once(("messages", messages), lambda: self.whole.uncached.apply_chat_template(messages))
 
+    def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+        return self.whole.uncached.render_chat(messages)
+
     def _once(self, key: Any, make: Any) -> list[int]:
         known = self.whole.first.get(self.visit)
         if known is None:

@@ -21,16 +21,18 @@ class ModelTokenizer:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        return self.encode(self.render_chat(messages))
+
+    def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
         if not self.has_chat_template:
             raise RollRayError(
                 f"the tokenizer of {self._name} has no chat template, and a prompt is a list of messages",
                 next_step="give prompts as text, or use a model whose tokenizer has a chat template",
             )
-        # return_dict defaults to true since transformers 5: token ids only.
-        ids = self._tokenizer.apply_chat_template(
-            [dict(m) for m in messages], add_generation_prompt=True, tokenize=True, return_dict=False
+        text = self._tokenizer.apply_chat_template(
+            [dict(m) for m in messages], add_generation_prompt=True, tokenize=False
         )
-        return list(ids)
+        return str(text)
 
     @property
     def has_chat_template(self) -> bool:

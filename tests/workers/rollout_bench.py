@@ -37,8 +37,11 @@ class NumberTokenizer:
     def decode(self, token_ids: Sequence[int]) -> str:
         return " ".join(map(str, token_ids[:4]))
 
+    def render_chat(self, messages: Any) -> str:
+        return " ".join(message["content"] for message in messages)
+
     def apply_chat_template(self, messages: Any) -> list[int]:
-        return [n for message in messages for n in self.encode(message["content"])]
+        return self.encode(self.render_chat(messages))
 
 
 def make_prompt(i: int, domain: str = "default") -> Prompt:
