@@ -106,6 +106,9 @@ class Words:
     def apply_chat_template(self, messages: Any) -> list[int]:
         return [1] * PROMPT_TOKENS
 
+    def render_chat(self, messages: Any) -> str:
+        return "a chat"
+
 
 def memory_mb() -> float:
     """Resident memory of this process in MB."""
