@@ -159,3 +159,9 @@ class RewardFunction(Protocol):
     """Any plain function of a view. If it raises, the reward is invalid with the exception as reason."""
 
     def __call__(self, view: ScoredView, /) -> float | Reward: ...
+
+
+class AsyncRewardFunction(Protocol):
+    """A reward function that waits for somebody: an endpoint, a judge. It is awaited, many at once."""
+
+    async def __call__(self, view: ScoredView, /) -> float | Reward: ...

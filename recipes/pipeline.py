@@ -23,10 +23,10 @@ from roll_ray.cluster.metrics_sink import RayMetricsSink
 from roll_ray.cluster.objects import RayObjectStore
 from roll_ray.cluster.session import session
 from roll_ray.controller import Controller, RunResult
-from roll_ray.data_stream import PromptStream
+from roll_ray.data_stream import prompt_stream
 from roll_ray.engines import EnginePool
 from roll_ray.errors import RollRayError, SettingsError
-from roll_ray.evaluation import Evaluator
+from roll_ray.evaluation import Evaluator, in_turns
 from roll_ray.interruption import Interrupted, cancelled, unless_interrupted
 from roll_ray.parts import MiniBatch, Part
 from roll_ray.placement import missing_devices
@@ -124,7 +124,7 @@ class Pipeline:
         trainer = TrainerGroup(staff.trainers)
         rollouts = self._rollouts(staff, tracker)
         tracker.shown = lambda: rollouts.shown
-        tracker.sources = (trainer.take_metrics, lambda: scorer.metrics)
+        tracker.sources = (trainer.take_metrics, lambda: scorer.metrics, lambda: rollouts.metrics)
         return Controller(
             max_steps=settings.max_steps,
             rollouts=rollouts,
@@ -139,7 +139,9 @@ class Pipeline:
         )
 
     def _heldout(self) -> Sequence[Prompt]:
-        return () if self.settings.replay else self.task.heldout[: self.settings.evaluation.max_prompts]
+        if self.settings.replay:
+            return ()
+        return in_turns(self.task.heldout, self.settings.evaluation.max_prompts)
 
     def _rollouts(self, staff: Staff, tracker: RunTracker) -> Any:
         settings = self.settings
@@ -150,12 +152,13 @@ class Pipeline:
         live = LiveRollouts(
             manager=staff.manager,
             stores={store.name: store for store in staff.stores},
-            prompts=PromptStream(self.task.train, seed=settings.seed),
+            prompts=prompt_stream(self.task.train, settings.seed, settings.domain_weights),
             objects=RayObjectStore(),
             prompts_per_step=settings.prompts_per_step,
             mini_batches=k,
             ranks=ranks,
             say_waiting=tracker.say,
+            example=staff.invalid_example,
         )
         return live if settings.record is None else Recorder(live, staff.trainers, settings.record)
 
@@ -171,6 +174,7 @@ class Pipeline:
             display=open_display(self.settings.max_steps, done, known=known),
             decode=tokenizer.decode,
             shown=tuple,
+            by_domain=len({p.domain for p in self.task.train}) > 1,
             sinks=(TensorBoardSink(self.folder / "tensorboard", done), RayMetricsSink(self.name)),
         )
         staff.listen(tracker.say)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ class Evaluator:
         whose reward is invalid counts in `heldout_invalid_share`, never as 0."""
         if not self._due(step):
             return {}
-        return _summary(await self._answers())
+        return heldout_metrics(await self._answers(), {p.id: p.domain for p in self.prompts})
 
     async def _answers(self) -> list[EvaluationAnswer]:
         """An answer to each prompt. What a runner had that goes away is asked of the others, or of whoever is back."""
@@ -73,18 +74,42 @@ class Evaluator:
         return bool(every and self.prompts) and (step % every == 0 or step == self.max_steps)
 
 
-def _summary(answers: Sequence[object]) -> dict[str, float]:
-    rewards = [a.reward for a in answers]  # type: ignore[attr-defined]
-    valid = [r.value for r in rewards if r.valid]
-    if not valid:
+def heldout_metrics(
+    answers: Sequence[EvaluationAnswer], domains: Mapping[str, str]
+) -> dict[str, float]:
+    """What held-out answers say, and where there are several `domains` (by prompt id) what those of each do.
+
+    A domain without a valid reward has no accuracy. Raises RollRayError when no answer has one."""
+    metrics = _summary(answers)
+    if "heldout_accuracy" not in metrics:
         raise RollRayError(
             "evaluation: every held-out answer has an invalid reward",
-            why=next((r.reason for r in rewards), "there was no answer"),
+            why=next((a.reward.reason for a in answers), "there was no answer"),
             next_step="mend the reward function, or set evaluation.every_steps=0",
         )
-    tokens = [a.n_tokens for a in answers]  # type: ignore[attr-defined]
+    if len(set(domains.values())) > 1:
+        for domain in sorted(set(domains.values())):
+            of_it = _summary([a for a in answers if domains[a.prompt_id] == domain])
+            metrics |= {f"{name}/{domain}": value for name, value in of_it.items()}
+    return metrics
+
+
+def in_turns(prompts: Sequence[Prompt], n: int) -> list[Prompt]:
+    """The first `n` prompts, the domains taking turns: a limit leaves no domain out that was named last."""
+    by_domain: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        by_domain.setdefault(prompt.domain, []).append(prompt)
+    rounds = itertools.zip_longest(*by_domain.values())
+    return [prompt for turn in rounds for prompt in turn if prompt is not None][:n]
+
+
+def _summary(answers: Sequence[EvaluationAnswer]) -> dict[str, float]:
+    if not answers:
+        return {}
+    valid = [a.reward.value for a in answers if a.reward.value is not None]
+    accuracy = {"heldout_accuracy": sum(valid) / len(valid)} if valid else {}
     return {
-        "heldout_accuracy": sum(valid) / len(valid),
-        "heldout_invalid_share": 1 - len(valid) / len(rewards),
-        "heldout_tokens_mean": sum(tokens) / len(tokens),
+        **accuracy,
+        "heldout_invalid_share": 1 - len(valid) / len(answers),
+        "heldout_tokens_mean": sum(a.n_tokens for a in answers) / len(answers),
     }

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,8 @@ from schedulers.protocol import SampleId
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """A scored sample that lies in the store `store`. `reward` is None when invalid."""
+    """A scored sample that lies in the store `store`. `reward` is None when invalid; `parts`: what it is the sum of,
+    where that is known."""
 
     sample: SampleId
     attempt: int
@@ -28,6 +29,7 @@ class Receipt:
     version_max: int
     generation_s: float
     reward_s: float
+    parts: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,6 +118,7 @@ class ReplayRollouts:
     def __init__(self, folder: Path, mini_batches: int, ranks: int) -> None:
         self.folder, self.mini_batches, self.ranks = folder, mini_batches, ranks
         self.shown: list[tuple[Any, Any]] = []
+        self.metrics: dict[str, float] = {}
 
     async def parts(self, step: int) -> AsyncIterator[Part]:
         folder = step_folder(self.folder, step)

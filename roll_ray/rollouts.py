@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from roll_ray.actors import Actor, ActorUnavailable
+from roll_ray.attempt_counts import AttemptCounts
 from roll_ray.errors import RollRayError, WorkerDiedError
 from roll_ray.parts import MiniBatch, Part, Share, share_out, split_by_visit
 from roll_ray.receipts import Cut, PromptsWanted, Receipt, Stopped
@@ -50,7 +51,8 @@ class SharesLost(Exception):
 
 @dataclass(slots=True)
 class LiveRollouts:
-    """The `Rollouts` of a run with engines. `say_waiting` is told whom a long wait is for."""
+    """The `Rollouts` of a run with engines. `say_waiting` is told whom a long wait is for; `example` gives an
+    invalid reward with its response, to be read when a step is given up."""
 
     manager: Actor[ManagerWorker]
     stores: Mapping[str, Actor[StoreWorker]]
@@ -60,9 +62,12 @@ class LiveRollouts:
     mini_batches: int
     ranks: int
     say_waiting: Callable[[str], None]
+    example: Callable[[], Awaitable[str]]
     waiting_interval_s: float = 60.0
     peek: int = 2
     shown: list[tuple[Prompt, Any]] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=dict)
+    _counts: AttemptCounts = field(default_factory=AttemptCounts)
     _prompts_of_step: dict[str, Prompt] = field(default_factory=dict)
 
     async def parts(self, step: int) -> AsyncIterator[Part]:
@@ -81,7 +86,7 @@ class LiveRollouts:
             elif isinstance(outcome, Stopped):
                 raise RollRayError(
                     f"step {step} cannot be completed",
-                    why=outcome.reason,
+                    why=outcome.reason + await self.example(),
                     next_step="mend the reward function or the data; the event log of the run has every attempt",
                 )
             else:
@@ -103,6 +108,7 @@ class LiveRollouts:
     async def restore(self, state: Mapping[str, Any]) -> None:
         self.prompts.restore(state["prompts"])
         await _patient(self.manager, ManagerWorker.restore, state["manager"])
+        self._counts.step(await _patient(self.manager, ManagerWorker.metrics))  # begin from what was restored
 
     async def _offer(self, step: int, n: int, *, starts_step: bool) -> None:
         drawn = self.prompts.draw(n)
@@ -119,7 +125,10 @@ class LiveRollouts:
         fetched = await asyncio.gather(
             *(self._share(receipts) for mini_batch in shares for receipts in mini_batch)
         )
-        self.shown = await self._peek(cut)
+        self.shown, counts = await asyncio.gather(
+            self._peek(cut), _patient(self.manager, ManagerWorker.metrics)
+        )
+        self.metrics = self._counts.step(counts)
         rows = [tuple(fetched[i : i + self.ranks]) for i in range(0, len(fetched), self.ranks)]
         return Part(cut, tuple(MiniBatch(row) for row in rows))
 

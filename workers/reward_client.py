@@ -1,7 +1,8 @@
 """A runner's side of rewards: ended responses out in batches by domain, a reward back for each, always.
 
-A reward worker that dies or does not answer in time costs an attempt; after `MAX_ATTEMPTS` the reward is
-invalid with the reason. While a worker restarts, the others take its share, or the responses wait.
+A reward worker that dies or hangs costs an attempt; after `MAX_ATTEMPTS` the reward is invalid with the reason. One
+that has much to do does not hang: after `timeout_s` it is asked whether it is there, and its verdicts are waited
+for as long as it answers that. While a worker restarts, the others take its share, or the responses wait.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class RewardClient:
 
     workers: Sequence[Actor[RewardWorker]]
     timeout_s: float
-    """Of one call, thread queues included; a worker has its own time-out for each response."""
+    """Without any answer; a worker has its own time-out for each response."""
     _links: list[_Link] = field(default_factory=list)
     _outbox: list[_Asked] = field(default_factory=list)
     _flush: asyncio.Task[None] | None = None
@@ -122,9 +123,7 @@ class RewardClient:
     async def _score(self, link: _Link, batch: list[_Asked]) -> None:
         link.outstanding += len(batch)
         try:
-            async with asyncio.timeout(self.timeout_s):
-                views = [asked.view for asked in batch]
-                _settle(batch, await link.actor.call(RewardWorker.score_many, views))
+            _settle(batch, await self._verdicts(link, [asked.view for asked in batch]))
             return
         except TimeoutError:
             reason = f"{link.actor.name} did not answer within {self.timeout_s:g} s"
@@ -138,6 +137,17 @@ class RewardClient:
             link.outstanding -= len(batch)
         log.warning("%d responses are scored again: %s", len(batch), reason)
         self._again(batch, reason)
+
+    async def _verdicts(self, link: _Link, views: list[ScoredView]) -> list[Reward]:
+        """Raises TimeoutError when the worker's process does not even say that it is there."""
+        call = asyncio.ensure_future(link.actor.call(RewardWorker.score_many, views))
+        try:
+            while not (await asyncio.wait({call}, timeout=self.timeout_s))[0]:
+                async with asyncio.timeout(self.timeout_s):
+                    await link.actor.call(RewardWorker.domains)
+            return call.result()
+        finally:
+            call.cancel()
 
     def _again(self, batch: list[_Asked], reason: str) -> None:
         for asked in batch:

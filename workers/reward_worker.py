@@ -1,24 +1,32 @@
-"""The reward worker: runs plain reward functions in threads and turns every fault into an invalid reward."""
+"""The reward worker: runs reward functions and turns every fault into an invalid reward.
+
+A plain function runs in a thread. One that gives an awaitable (an `async def`) is then awaited in the worker's event
+loop: it holds no thread, and many wait for their answers at once.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import math
 import numbers
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from envs.task import RewardFunction, ScoredView
+from envs.task import AsyncRewardFunction, RewardFunction, ScoredView
 from roll_ray.sample import Reward
+from roll_ray.tracking.trajectories import example_text
 from workers.daemon_threads import DaemonThreads, OutOfTimeError
 
 log = logging.getLogger(__name__)
+
+AWAITED_PER_THREAD = 16
 
 
 class RewardWorker:
@@ -26,12 +34,13 @@ class RewardWorker:
 
     `domains` maps each domain to a factory, called once, in this process. A function that raises, that
     takes longer than `timeout_s` or that returns no finite number gives an *invalid* reward with the
-    reason, never 0.
+    reason, never 0. `n_threads` functions run at once, and 16 times as many are awaited; waiting for one's
+    turn is not counted.
     """
 
     def __init__(
         self,
-        domains: Mapping[str, Callable[[], RewardFunction]],
+        domains: Mapping[str, Callable[[], RewardFunction | AsyncRewardFunction]],
         n_threads: int = 4,
         timeout_s: float = 30.0,
         name: str = "reward",
@@ -39,7 +48,9 @@ class RewardWorker:
         self.name = name
         self._functions = {domain: factory() for domain, factory in domains.items()}
         self._threads = DaemonThreads(n_threads, timeout_s, name)
+        self._awaiting = asyncio.Semaphore(AWAITED_PER_THREAD * n_threads)
         self._timeout_s = timeout_s
+        self._example = ""
         self._logged: set[str] = set()
         self._counters = {"scored": 0, "invalid": 0, "seconds": 0.0}
 
@@ -58,7 +69,18 @@ class RewardWorker:
         """Responses scored, how many of them invalid, seconds in functions, threads given up on."""
         return {**self._counters, "threads_abandoned": float(self._threads.abandoned)}
 
+    def invalid_example(self) -> str:
+        """The last response that got an invalid reward, whole, with the reason; empty when there was none."""
+        return self._example
+
     async def _score(self, view: ScoredView) -> Reward:
+        reward = await self._verdict(view)
+        if not reward.valid:
+            verdict = f"invalid ({reward.reason})"
+            self._example = example_text(view.prompt.shown(), view.response_text, view.reference, verdict)
+        return reward
+
+    async def _verdict(self, view: ScoredView) -> Reward:
         function = self._functions.get(view.domain)
         if function is None:
             return Reward.invalid(
@@ -67,6 +89,8 @@ class RewardWorker:
         begun_s = time.perf_counter()
         try:
             value = await self._threads.run(lambda: function(view))
+            if inspect.isawaitable(value):
+                value = await self._awaited(value)
         except OutOfTimeError:
             log.warning("%s: no verdict on prompt %s within %g s", self.name, view.prompt.id, self._timeout_s)
             return Reward.invalid(f"verifier timed out after {self._timeout_s:g} s")
@@ -77,6 +101,16 @@ class RewardWorker:
         finally:
             self._counters["seconds"] += time.perf_counter() - begun_s
         return checked(value)
+
+    async def _awaited(self, value: Awaitable[Any]) -> Any:
+        async with self._awaiting:
+            try:
+                async with asyncio.timeout(self._timeout_s) as limit:
+                    return await value
+            except TimeoutError:
+                if limit.expired():
+                    raise OutOfTimeError from None
+                raise
 
     def _log_once(self, view: ScoredView, error: Exception) -> None:
         text = "".join(traceback.format_exception(error))

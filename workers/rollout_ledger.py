@@ -36,6 +36,8 @@ class Ledger:
         self.visits: set[Visit] = set()
         self.garbage: list[Receipt] = []
         self.last_cut: tuple[SampleId, ...] = ()  # of the open step, even if a loss re-opened it
+        self._domains: dict[Visit, str] = {}
+        self._verdicts: dict[str, float] = {}
         self.owe_nothing()
 
     def owe_nothing(self) -> None:
@@ -50,11 +52,13 @@ class Ledger:
             case PromptsOffered():
                 self.step = event.step
                 self.visits |= set(event.visits)
+                self._domains.update(zip(event.visits, event.domains, strict=True))
                 if not event.starts_step:
                     self.wanted = max(0, self.wanted - len(event.visits))
             case Scored(_, sample, attempt, reward):
                 if self.running.get(sample) == attempt:
                     del self.running[sample]
+                    self._count(sample, reward)
                     if reward is not None:
                         self.scored[sample] = attempt
             case Failed(_, sample, attempt):
@@ -104,7 +108,20 @@ class Ledger:
         live = {s.visit for s in self.running} | {s.visit for s in self.scored}
         over = sorted(self.visits - live)
         self.visits &= live
+        self._domains = {visit: domain for visit, domain in self._domains.items() if visit in live}
         return over
+
+    def verdicts(self) -> dict[str, float]:
+        """Responses scored so far, and how many of them invalid, by domain: `scored/maths`, `invalid/maths`.
+
+        Counted since this process started: who wants a step's takes the difference."""
+        return dict(self._verdicts)
+
+    def _count(self, sample: SampleId, reward: float | None) -> None:
+        domain = self._domains.get(sample.visit)
+        if domain is not None:  # else offered before a restart, whose log did not reach back so far
+            for name, n in (("scored", 1), ("invalid", int(reward is None))):
+                self._verdicts[f"{name}/{domain}"] = self._verdicts.get(f"{name}/{domain}", 0.0) + n
 
     # --- what is owed ------------------------------------------------------------------------------
 

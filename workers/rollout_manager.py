@@ -170,7 +170,8 @@ class RolloutManager:
 
     async def metrics(self) -> dict[str, float]:
         await self.start()
-        return {**self._scheduler.metrics(), **{name: float(n) for name, n in self._counters.items()}}
+        counters = {name: float(n) for name, n in self._counters.items()}
+        return {**self._scheduler.metrics(), **counters, **self._ledger.verdicts()}
 
     async def close(self) -> None:
         """Stop polling (tests and the end of a run)."""

@@ -95,6 +95,7 @@ def receipt_of(sample: Sample, store: str) -> Receipt:
         version_max=int(versions.max()) if len(versions) else NO_VERSION,
         generation_s=max(0.0, times.generated_s - times.started_s),
         reward_s=max(0.0, times.scored_s - times.generated_s),
+        parts=sample.reward.parts,
     )
 
 

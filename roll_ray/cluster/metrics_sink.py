@@ -1,4 +1,7 @@
-"""A run's metrics as Ray application metrics: `roll_ray_<name>` gauges with the run's name as a tag."""
+"""A run's metrics as Ray application metrics: `roll_ray_<name>` gauges with the run's name as a tag.
+
+A member of a family (`reward_mean/maths`) is the family's gauge with the tag `of`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Mapping
 
 from ray.util.metrics import Gauge
 
-from roll_ray.tracking.metrics import DECLARED
+from roll_ray.tracking.metrics import metric_of
 
 
 class RayMetricsSink:
@@ -20,11 +23,10 @@ class RayMetricsSink:
         for name, value in {"step": step, **metrics}.items():
             if value is None:
                 continue
-            if name not in self._gauges:
-                self._gauges[name] = Gauge(
-                    f"roll_ray_{name}",
-                    description=DECLARED[name].meaning if name in DECLARED else name,
-                    tag_keys=("run",),
+            stem, _, member = name.partition("/")
+            if stem not in self._gauges:
+                meaning = name if name == "step" else metric_of(name).meaning
+                self._gauges[stem] = Gauge(
+                    f"roll_ray_{stem}", description=meaning, tag_keys=("run", "of")
                 )
-                self._gauges[name].set_default_tags({"run": self.run_name})
-            self._gauges[name].set(float(value))
+            self._gauges[stem].set(float(value), tags={"run": self.run_name, "of": member})

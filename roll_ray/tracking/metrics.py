@@ -1,9 +1,12 @@
-"""Each metric is declared once: name, unit, how parts combine, what it means. Recording any other is an error."""
+"""Each metric is declared once: name, unit, how parts combine, what it means. Recording any other is an error.
+
+A family is declared once for all its members: `reward_mean/maths` is the member `maths` of the family `reward_mean`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 Reduction = Literal["mean", "sum", "max", "min", "last"]
@@ -47,9 +50,39 @@ def declare(name: str, unit: str, reduction: Reduction, meaning: str, section: S
     return metric
 
 
+FAMILIES: dict[str, Metric] = {}
+
+
+def declare_family(name: str, unit: str, reduction: Reduction, meaning: str, section: Section) -> None:
+    """Declare all `name/member` at once; `meaning` has a `{}` where the member's name belongs."""
+    FAMILIES[name] = Metric(name, unit, reduction, meaning, section)
+
+
+def metric_of(name: str) -> Metric:
+    """What is declared of a metric or of a member of a family. Raises `UndeclaredMetricError`."""
+    if name in DECLARED:
+        return DECLARED[name]
+    check_declared([name])
+    family, _, member = name.partition("/")
+    common = FAMILIES[family]
+    return replace(common, name=name, meaning=common.meaning.format(member))
+
+
+def in_order(names: Collection[str]) -> list[str]:
+    """Declared metrics in the order of their declaration, each followed by its members that are among `names`."""
+    members = sorted(name for name in names if name not in DECLARED)
+    heads = (*DECLARED, *(family for family in FAMILIES if family not in DECLARED))
+    ordered = [name for head in heads for name in (head, *(m for m in members if m.partition("/")[0] == head))]
+    return [name for name in ordered if name in names]
+
+
 def check_declared(names: Iterable[str]) -> None:
     """Raise `UndeclaredMetricError` for every name that is not declared, all at once."""
-    unknown = sorted(set(names) - set(DECLARED))
+    unknown = sorted(
+        name
+        for name in set(names) - set(DECLARED)
+        if name.partition("/")[0] not in FAMILIES or not name.partition("/")[2]
+    )
     if unknown:
         raise UndeclaredMetricError(
             f"undeclared metrics {', '.join(unknown)}: declare each with roll_ray.tracking.metrics.declare"
@@ -160,7 +193,7 @@ _declare_all(
         ("response_tokens_mean", "tokens", "mean", "Policy tokens of a response."),
         ("response_tokens_max", "tokens", "max", "Policy tokens of the longest response."),
         ("truncated_share", "share", "mean", "Responses cut at their token limit."),
-        ("invalid_share", "share", "mean", "Samples of the batch whose reward is invalid."),
+        ("invalid_share", "share", "mean", "Responses scored for the step whose reward is invalid."),
         ("retries", "attempts", "sum", "Attempts of the step that were launched again."),
         (
             "staleness_max",
@@ -202,4 +235,24 @@ _declare_all(
         ("evaluation_s", "s", "sum", "Held-out evaluation."),
         ("checkpoint_s", "s", "sum", "Writing the checkpoint."),
     ],
+)
+
+BY_DOMAIN: tuple[tuple[str, str, Section, str], ...] = (
+    ("reward_mean", "reward", "learning", "Reward of the batch's samples of domain {}, invalid ones left out."),
+    ("heldout_accuracy", "share", "learning", "Mean reward on held-out prompts of domain {}."),
+    ("heldout_invalid_share", "share", "learning", "Held-out answers of domain {} whose reward is invalid."),
+    ("heldout_tokens_mean", "tokens", "learning", "Length of held-out answers of domain {}."),
+    ("no_signal_share", "share", "learning", "Prompts of domain {} whose samples all have one reward."),
+    ("response_tokens_mean", "tokens", "rollout", "Policy tokens of a response of domain {}."),
+    ("truncated_share", "share", "rollout", "Responses of domain {} cut at their token limit."),
+    ("invalid_share", "share", "rollout", "Responses of domain {} scored for the step whose reward is invalid."),
+    ("batch_share", "share", "rollout", "Samples of the batch that are of domain {}."),
+    ("reward_s", "s", "speed", "Reward time of a sample of domain {}."),
+)
+"""Of runs that mix domains: the metric of each domain beside that of the whole."""
+
+for _name, _unit, _section, _meaning in BY_DOMAIN:
+    declare_family(_name, _unit, "mean", _meaning, _section)
+declare_family(
+    "reward_part", "reward", "mean", "Part {} of the reward, over the samples whose reward has it.", "learning"
 )

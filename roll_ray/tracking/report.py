@@ -10,7 +10,7 @@ from typing import Any
 from roll_ray.settings_io import flat
 from roll_ray.settings_values import shown
 from roll_ray.tracking.jsonl import read_lines
-from roll_ray.tracking.metrics import DECLARED, SECTIONS
+from roll_ray.tracking.metrics import SECTIONS, in_order, metric_of
 from roll_ray.tracking.run_folder import (
     TRAJECTORIES,
     WARNINGS,
@@ -141,8 +141,9 @@ def _curves(metrics: Sequence[Mapping[str, Any]]) -> str:
     from plotly.offline import get_plotlyjs  # a second to load, 5 MB to embed: only where it is used
 
     out = [f"<script>{get_plotlyjs()}</script>"]
+    measured = in_order(_measured(metrics))
     for section in SECTIONS:
-        names = [n for n, m in DECLARED.items() if m.section == section and _measured(metrics, n)]
+        names = [name for name in measured if metric_of(name).section == section]
         charts = [_chart(metrics, name) for name in names]
         if section == "speed":
             charts.insert(0, _breakdown(metrics))
@@ -153,8 +154,9 @@ def _curves(metrics: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(out)
 
 
-def _measured(metrics: Sequence[Mapping[str, Any]], name: str) -> bool:
-    return any(row.get(name) is not None for row in metrics)
+def _measured(metrics: Sequence[Mapping[str, Any]]) -> set[str]:
+    """What has a value at some step."""
+    return {name for row in metrics for name, value in row.items() if value is not None}
 
 
 def _chart(metrics: Sequence[Mapping[str, Any]], name: str) -> str:
@@ -163,7 +165,7 @@ def _chart(metrics: Sequence[Mapping[str, Any]], name: str) -> str:
     points = [(row["step"], row[name]) for row in metrics if row.get(name) is not None]
     mode = "lines+markers" if len(points) < 40 else "lines"
     figure = go.Figure(go.Scatter(x=[p[0] for p in points], y=[p[1] for p in points], mode=mode))
-    metric = DECLARED[name]
+    metric = metric_of(name)
     return _figure_html(
         figure, f"{name} [{metric.unit}]" if metric.unit else name, metric.meaning, name in _LOG_SCALE
     )
@@ -172,7 +174,8 @@ def _chart(metrics: Sequence[Mapping[str, Any]], name: str) -> str:
 def _breakdown(metrics: Sequence[Mapping[str, Any]]) -> str:
     import plotly.graph_objects as go
 
-    names = [n for n in _BREAKDOWN if _measured(metrics, n)]
+    measured = _measured(metrics)
+    names = [n for n in _BREAKDOWN if n in measured]
     if not names:
         return ""
     steps = [row["step"] for row in metrics]

@@ -30,7 +30,7 @@ from roll_ray.errors import RollRayError
 from roll_ray.settings import RunSettings
 from roll_ray.settings_values import read_yaml, to_yaml
 from roll_ray.tracking.jsonl import LineWriter, keep_lines, read_lines
-from roll_ray.tracking.metrics import DECLARED, REQUIRED, Value, check_declared
+from roll_ray.tracking.metrics import REQUIRED, Value, check_declared, in_order
 from roll_ray.tracking.run_lock import FAILURE, RECORD, SETTINGS, cannot_be_written
 from roll_ray.tracking.trajectories import Trajectory
 
@@ -152,7 +152,7 @@ class RunFolder:
         """
         check_declared(metrics)
         row: dict[str, Any] = {"step": step}
-        row |= {name: metrics.get(name) for name in DECLARED if name in metrics or name in REQUIRED}
+        row |= {name: metrics.get(name) for name in in_order({*metrics, *REQUIRED})}
         not_finite = [k for k, v in row.items() if isinstance(v, float) and not math.isfinite(v)]
         row |= dict.fromkeys(not_finite)
         self._metrics.write(row | ({"not_finite": not_finite} if not_finite else {}))

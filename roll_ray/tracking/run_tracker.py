@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from roll_ray.parts import Part
+from roll_ray.receipts import Receipt
 from roll_ray.sample import NO_VERSION, Prompt, Sample
 from roll_ray.tracking.display import Display
 from roll_ray.tracking.flat_start import FlatStart
@@ -26,7 +27,9 @@ _STEP_PHASES = ("rollout", "train", "update")
 
 @dataclass(slots=True)
 class RunTracker:
-    """The controller's `Tracker`. `shown` gives a few answers of the step; `decode` makes text of them."""
+    """The controller's `Tracker`. `shown` gives a few answers of the step; `decode` makes text of them.
+
+    `by_domain`: the run mixes domains, and what is told of the batch is told of each."""
 
     folder: RunFolder
     timeline: Timeline
@@ -37,6 +40,7 @@ class RunTracker:
     sinks: Sequence[MetricsSink] = ()
     clock: Callable[[], float] = time.monotonic
     flat_start: FlatStart = field(default_factory=FlatStart)
+    by_domain: bool = False
     _phases_s: dict[str, float] = field(default_factory=dict)
     _step_began_s: float = 0.0
 
@@ -61,7 +65,7 @@ class RunTracker:
     def step_done(self, step: int, part: Part, evaluation: Mapping[str, float]) -> None:
         """Write the step down and show it. Raises `UndeclaredMetricError` for a number nobody explained."""
         times_s = self._times()
-        metrics: dict[str, Value] = {**times_s, **batch_metrics(part), **evaluation, "weight_version": step}
+        metrics: dict[str, Value] = {**times_s, **batch_metrics(part, self.by_domain), **evaluation, "weight_version": step}
         metrics["tokens_per_s"] = int(part.cut.policy_tokens_B.sum()) / times_s["step_s"]
         metrics["samples_per_s"] = len(part.cut.receipts) / times_s["step_s"]
         for source in self.sources:
@@ -108,26 +112,51 @@ class RunTracker:
         return {**times_s, **beside, "step_s": step_s, "control_s": max(step_s - sum(times_s.values()), 0.0)}
 
 
-def batch_metrics(part: Part) -> dict[str, Value]:
-    """What the receipts of a batch say: rewards, lengths, shares. None where nothing counts."""
+def batch_metrics(part: Part, by_domain: bool = False) -> dict[str, Value]:
+    """What the receipts of a batch say: rewards and their parts, lengths, shares. None where nothing counts.
+
+    `by_domain`: also of each domain by itself, as `reward_mean/maths`."""
     receipts = part.cut.receipts
-    rewards = part.cut.rewards_B[~np.isnan(part.cut.rewards_B)]
-    tokens_B = part.cut.policy_tokens_B
+    weights_of_step = part.cut.step - 1  # the version that this step trains on
+    staleness = [weights_of_step - r.version_min for r in receipts if r.version_min != NO_VERSION]
+    metrics: dict[str, Value] = {
+        **_common(receipts),
+        "response_tokens_max": max(r.n_policy_tokens for r in receipts),
+        "invalid_share": float(np.mean([r.reward is None for r in receipts])),
+        "staleness_max": max(staleness, default=None),
+        **_parts(receipts),
+    }
+    rewards = [r.reward for r in receipts if r.reward is not None]
+    metrics["reward_std"] = float(np.std(rewards, ddof=1)) if len(rewards) > 1 else None
+    if by_domain:
+        for domain in sorted({r.domain for r in receipts}):
+            of_it = [r for r in receipts if r.domain == domain]
+            metrics |= {f"{name}/{domain}": value for name, value in _common(of_it).items()}
+            metrics[f"batch_share/{domain}"] = len(of_it) / len(receipts)
+    return metrics
+
+
+def _common(receipts: Sequence[Receipt]) -> dict[str, Value]:
+    """What is told of the batch and of each domain in it."""
+    rewards = [r.reward for r in receipts if r.reward is not None]
     rewards_of: dict[object, set[float]] = {}
     for receipt in receipts:
         group = rewards_of.setdefault(receipt.sample.visit, set())
         if receipt.reward is not None:
             group.add(receipt.reward)
-    weights_of_step = part.cut.step - 1  # the version that this step trains on
-    staleness = [weights_of_step - r.version_min for r in receipts if r.version_min != NO_VERSION]
     return {
-        "reward_mean": float(rewards.mean()) if len(rewards) else None,
-        "reward_std": float(rewards.std(ddof=1)) if len(rewards) > 1 else None,
+        "reward_mean": float(np.mean(rewards)) if rewards else None,
         "no_signal_share": float(np.mean([len(group) < 2 for group in rewards_of.values()])),
-        "response_tokens_mean": float(tokens_B.mean()),
-        "response_tokens_max": int(tokens_B.max()),
+        "response_tokens_mean": float(np.mean([r.n_policy_tokens for r in receipts])),
         "truncated_share": float(np.mean([r.truncated for r in receipts])),
-        "invalid_share": float(np.mean([r.reward is None for r in receipts])),
-        "staleness_max": max(staleness, default=None),
         "reward_s": float(np.mean([r.reward_s for r in receipts])),
+    }
+
+
+def _parts(receipts: Sequence[Receipt]) -> dict[str, Value]:
+    """Each part of the rewards by itself, over the samples that have it."""
+    names = sorted({name for r in receipts for name in r.parts})
+    return {
+        f"reward_part/{name}": float(np.mean([r.parts[name] for r in receipts if name in r.parts]))
+        for name in names
     }

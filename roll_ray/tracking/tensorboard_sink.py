@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from roll_ray.tracking.metrics import DECLARED, Value
+from roll_ray.tracking.metrics import Value, metric_of
 
 
 class TensorBoardSink:
@@ -28,7 +28,7 @@ class TensorBoardSink:
     def record(self, step: int, metrics: Mapping[str, Value]) -> None:
         values = [
             self._summary.Value(
-                tag=f"{DECLARED[name].section.replace(' ', '_')}/{name}", simple_value=float(value)
+                tag=f"{metric_of(name).section.replace(' ', '_')}/{name}", simple_value=float(value)
             )
             for name, value in metrics.items()
             if value is not None

@@ -58,11 +58,16 @@ class Trajectory:
         parts = "".join(f", {name} {value:g}" for name, value in self.parts.items())
         value = "invalid" if self.reward is None else f"{self.reward:g}"
         verdict = f"{value} ({self.reason}{parts})"
-        return "\n".join(
-            [
-                f"  prompt:    {self.prompt}",
-                f"  answer:    {self.response}",
-                f"  reference: {self.reference}",
-                f"  reward:    {verdict}",
-            ]
-        )
+        return example_text(self.prompt, self.response, self.reference, verdict)
+
+
+def example_text(prompt: str, response: str, reference: str | None, verdict: str) -> str:
+    """One response and what was said of it, for a person."""
+    return "\n".join(
+        [
+            f"  prompt:    {prompt}",
+            f"  answer:    {response}",
+            f"  reference: {reference}",
+            f"  reward:    {verdict}",
+        ]
+    )
