@@ -32,8 +32,9 @@ class SampleId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PromptsOffered:
-    """Prompts that may be launched. With `starts_step` they begin training step `step`; without, they
-    answer a `RequestPrompts` of the step that is open."""
+    """Prompts that may be launched. With `starts_step` they begin training step `step`, as many as
+    `Scheduler.prompts_wanted` said, which may be none; without, they answer a `RequestPrompts` of the step that
+    is open."""
 
     t_s: float
     step: int
@@ -219,6 +220,9 @@ class Migrate:
 
 @dataclass(frozen=True, slots=True)
 class Defer:
+    """The visit waits in the scheduler's queue for a later step, which launches it without another offer: its
+    prompt must be kept. Nothing of it runs meanwhile."""
+
     visit: Visit
     reason: str
 
@@ -241,6 +245,10 @@ class Scheduler(Protocol):
     """A rollout scheduler. Equal events give equal actions, whatever the process or the clock."""
 
     max_attempts: int
+
+    def prompts_wanted(self) -> int:
+        """How many prompts the next step is to begin with; asked before each offer that starts a step. 0 when
+        the scheduler will launch visits that it deferred: then a step begins with an offer of none."""
 
     def handle(self, events: Sequence[Event]) -> list[Action]:
         """Take note of what happened and say what to do. Events of closed attempts are counted and ignored."""

@@ -98,6 +98,10 @@ class Synchronous:
         self._n_unscored = 0
         self._counters = dict.fromkeys(_COUNTERS, 0)
 
+    def prompts_wanted(self) -> int:
+        """Every step begins with P prompts."""
+        return self.prompts_per_step
+
     # --- events in, actions out ---------------------------------------------------------------
 
     def handle(self, events: Sequence[Event]) -> list[Action]:
