@@ -71,6 +71,14 @@ class Staff:
             if answer is not None and not isinstance(answer, ActorUnavailable | WorkerDiedError):
                 raise answer
 
+    async def invalid_example(self) -> str:
+        """A response with an invalid reward and the reason, on lines of their own; empty when nobody has one."""
+        asked = (worker.call(RewardWorker.invalid_example) for worker in self.rewards)
+        for example in await asyncio.gather(*asked, return_exceptions=True):
+            if isinstance(example, str) and example:
+                return f"\nOne of them:\n{example}"
+        return ""
+
     async def trainer_died(self) -> NoReturn:
         """Raise the error of the first trainer rank that dies: without it no step can be finished."""
         async for actor, pid in restarts(self.trainers.actors):
