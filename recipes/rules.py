@@ -15,6 +15,7 @@ from roll_ray.algorithms.aggregation import denominator, prompt_tokens
 from roll_ray.algorithms.loss_settings import LossSettings
 from roll_ray.algorithms.losses import LOSSES, RegisteredLoss
 from roll_ray.algorithms.token_stage import TokenStage, finished
+from roll_ray.algorithms.turn_advantages import BY_TURN, turn_advantages
 from roll_ray.algorithms.whitening import NOT_WHITENED, Moments
 from roll_ray.receipts import Cut, Receipt
 from roll_ray.scoring import Estimate, Estimator, Finish, Weighing, Weights
@@ -90,6 +91,7 @@ def advantage_settings_of(settings: RunSettings) -> AdvantageSettings:
         else Normalisation(given.mean or own.mean, given.std or own.std, given.eps),
         gamma=settings.gamma,
         gae_lambda=settings.gae_lambda,
+        omega=settings.gigpo_omega,
         reward_clip=None if clip is None else (-clip, clip),
         advantage_clip=settings.advantage_clip,
         whiten=settings.whitened,
@@ -102,6 +104,7 @@ def token_stage_of(settings: RunSettings) -> TokenStage | None:
     return TokenStage(
         gamma=settings.gamma,
         by_segment=settings.adv_estimator == "segment_returns",
+        by_turn=settings.adv_estimator in BY_TURN,
         kl_coefficient=settings.kl_coefficient if settings.kl_in == "reward" else 0.0,
         kl_estimator=settings.kl_estimator,
     )
@@ -117,6 +120,7 @@ def loss_settings_of(settings: RunSettings) -> LossSettings:
         aggregation_length=_aggregation_length(settings),
         kl_coefficient=settings.kl_coefficient if settings.kl_in == "loss" else 0.0,
         kl_estimator=settings.kl_estimator,
+        entropy_coefficient=settings.entropy_coefficient,
         proximal=settings.proximal,
         correction=settings.correction.name,
         correction_level=settings.correction.level or "token",
@@ -143,6 +147,9 @@ def estimate(name: str, settings: AdvantageSettings, finish: Finish, overlong: b
             "advantage_abs_max": float(np.abs(advantages_B).max()),
         },
         notes=(NOT_WHITENED,) if moments is not None and not moments.enough else (),
+        turn_advantages_B=turn_advantages(name, cut.receipts, advantages_B, settings)
+        if name in BY_TURN
+        else (),
     )
 
 

@@ -280,14 +280,18 @@ def runner_spec_of(settings: RunSettings, task: Task, name: str, context: int) -
         max_model_len=context,
         stop_token_ids=tuple(settings.sampling.stop_token_ids),
         ignore_eos=settings.sampling.ignore_eos,
+        max_turns=settings.max_turns,
         episode_timeout_s=settings.episode_timeout_s,
+        env_step_timeout_s=settings.env_step_timeout_s,
         seed=settings.seed,
         deterministic=settings.deterministic,
         environments=task.environments,
+        rewarded=frozenset(task.rewards),
         shaping=Shaping(
             settings.sampling.max_new_tokens,
             settings.shaping.overlong_cache_tokens,
             settings.shaping.repetition_weight,
             settings.shaping.repetition_ngram,
+            settings.shaping.format_penalty,
         ),
     )

@@ -8,6 +8,7 @@ from roll_ray.algorithm_settings import AlgorithmSettings
 from roll_ray.algorithms.advantages import ESTIMATORS
 from roll_ray.algorithms.corrections import CORRECTIONS
 from roll_ray.algorithms.losses import LOSSES
+from roll_ray.algorithms.turn_advantages import BY_TURN
 from roll_ray.sample import SamplingDistribution
 
 ALWAYS_SUPPLIED = frozenset({"advantages", "rewards", "old_logprobs"})
@@ -18,8 +19,10 @@ _WHERE_FROM = {
     "example grpo",
     "greedy_rewards": "the reward of each prompt's greedy response, which no scheduler of this version asks for: "
     "use for example rloo",
-    "steps": "rewards of single turns, which no environment of this version reports: use for example grpo",
-    "states": "the states that episodes visit, which no environment of this version reports: use for example grpo",
+    "steps": "rewards of single turns, which this recipe has no environment to report (recipes/agentic_guess.py has): "
+    "use for example grpo",
+    "states": "the states that episodes visit, which this recipe has no environment to report "
+    "(recipes/agentic_guess.py has): use for example grpo",
     "pairs": "pairs of a preferred and a rejected response, which no recipe of this version makes: use for example "
     "ppo",
 }
@@ -27,7 +30,8 @@ _WHERE_FROM = {
 
 def supplied(settings: AlgorithmSettings) -> frozenset[str]:
     """The fields that a run with these settings brings to its estimator and its loss."""
-    return ALWAYS_SUPPLIED | ({"reference_logprobs"} if settings.kl_coefficient > 0 else frozenset())
+    reference = {"reference_logprobs"} if settings.kl_coefficient > 0 else set[str]()
+    return ALWAYS_SUPPLIED | settings.reported | reference
 
 
 def algorithm_problems(
@@ -36,6 +40,7 @@ def algorithm_problems(
     """A sentence for each need that is not met and each contradiction; empty when there is none."""
     return [
         *_unmet_needs(settings),
+        *_by_turn(settings),
         *_normalisation(settings),
         *_ratios(settings, sampling),
         *_filters(settings, samples_per_prompt),
@@ -54,6 +59,22 @@ def _unmet_needs(settings: AlgorithmSettings) -> Iterator[str]:
     for feature, needs in features.items():
         for need in sorted(needs - there):
             yield f"{feature} needs {_WHERE_FROM.get(need, f'{need!r}, which nothing here supplies')}"
+
+
+def _by_turn(settings: AlgorithmSettings) -> Iterator[str]:
+    """What applies to whole responses or single tokens, and not to turns."""
+    if settings.adv_estimator not in BY_TURN:
+        return
+    if settings.reward_clip is not None:
+        yield (
+            f"reward_clip={settings.reward_clip} clips rewards of whole responses, and adv_estimator="
+            f"{settings.adv_estimator} reads those of turns: unset it, or use advantage_clip"
+        )
+    if settings.kl_in == "reward" and settings.kl_coefficient > 0:
+        yield (
+            f"kl_in=reward is a cost of single tokens, and adv_estimator={settings.adv_estimator} reads rewards of "
+            "turns: set kl_in=loss"
+        )
 
 
 def _normalisation(settings: AlgorithmSettings) -> Iterator[str]:
@@ -169,6 +190,8 @@ def _passed_over(settings: AlgorithmSettings) -> Iterator[str]:
             yield f"{name}={value} is read by loss={' and '.join(losses)} only, not by {settings.loss}: unset it"
     if settings.gae_lambda != 1 and settings.adv_estimator != "gae":
         yield f"gae_lambda={settings.gae_lambda} is read by adv_estimator=gae only: unset it"
+    if settings.gigpo_omega != 1 and settings.adv_estimator != "gigpo":
+        yield f"gigpo_omega={settings.gigpo_omega} is read by adv_estimator=gigpo only: unset it"
     if settings.aggregation_length is not None and settings.aggregation != "seq_mean_token_sum_norm":
         yield (
             f"aggregation_length={settings.aggregation_length} is read by aggregation=seq_mean_token_sum_norm only: "

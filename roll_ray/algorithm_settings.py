@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -123,10 +123,16 @@ class ShapingSettings(StrictModel):
         0.0, ge=0, description="Weight of the share of repeated n-grams, subtracted from the reward."
     )
     repetition_ngram: int = Field(4, gt=0, description="Tokens of such an n-gram.")
+    format_penalty: float = Field(
+        0.0, ge=0, description="Subtracted for each turn that the environment calls malformed."
+    )
 
 
 class AlgorithmSettings(StrictModel):
-    """Advantages, loss and what goes with them."""
+    """Advantages, loss and what goes with them. `reported`: what a recipe's environments say of single turns, `steps`
+    (their rewards) and `states`, for the estimators that need it."""
+
+    reported: ClassVar[frozenset[str]] = frozenset()
 
     adv_estimator: EstimatorName = Field(
         "grpo",
@@ -135,8 +141,17 @@ class AlgorithmSettings(StrictModel):
     normalisation: NormalisationSettings = Field(
         default_factory=NormalisationSettings, description="Mean and standard deviation of the group family."
     )
-    gamma: float = Field(1.0, gt=0, le=1, description="Discount of a later policy token's reward.")
+    gamma: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="Discount of a later policy token's reward; of a later turn's with segment_returns, step_returns "
+        "and gigpo.",
+    )
     gae_lambda: float = Field(1.0, ge=0, le=1, description="gae: lambda (1506.02438).")
+    gigpo_omega: float = Field(
+        1.0, ge=0, description="gigpo: weight of the step advantage beside the episode's (2505.10978)."
+    )
     whiten_advantages: bool | None = Field(
         None,
         description="Advantages to mean 0 and variance 1 over all policy tokens of the batch; default: as the "
@@ -173,6 +188,11 @@ class AlgorithmSettings(StrictModel):
         None,
         gt=0,
         description="seq_mean_token_sum_norm: the fixed length that divides; default: sampling.max_new_tokens.",
+    )
+    entropy_coefficient: float = Field(
+        0.0,
+        ge=0,
+        description="Weight of the policy's entropy, which the loss rewards token by token; 0: off.",
     )
     kl_coefficient: float = Field(
         0.0, ge=0, description="Weight of the KL against the reference model; 0: no reference is kept."

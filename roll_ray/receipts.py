@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,10 +12,19 @@ import numpy.typing as npt
 from schedulers.protocol import SampleId
 
 
+class TurnNumbers(NamedTuple):
+    """A turn of an episode. The turns' rewards sum up to the sample's; `state` is that before the turn, None where
+    the environment names none."""
+
+    n_policy_tokens: int
+    reward: float
+    state: int | None
+
+
 @dataclass(frozen=True, slots=True)
 class Receipt:
     """A scored sample that lies in the store `store`. `reward` is None when invalid; `parts`: what it is the sum of,
-    where that is known."""
+    where that is known. `turns`: empty for one response without a state, whose numbers are the sample's."""
 
     sample: SampleId
     attempt: int
@@ -30,6 +40,12 @@ class Receipt:
     generation_s: float
     reward_s: float
     parts: Mapping[str, float] = field(default_factory=dict)
+    turns: tuple[TurnNumbers, ...] = ()
+
+    @property
+    def each_turn(self) -> tuple[TurnNumbers, ...]:
+        """The sample's turns, of which a valid one has one at least."""
+        return self.turns or (TurnNumbers(self.n_policy_tokens, self.reward or 0.0, None),)
 
 
 @dataclass(frozen=True, slots=True)

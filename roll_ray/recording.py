@@ -19,7 +19,7 @@ from roll_ray.actors import Pool
 from roll_ray.batch import Batch
 from roll_ray.errors import RollRayError
 from roll_ray.parts import MiniBatch, Part, Share, share_out, split_by_visit
-from roll_ray.receipts import Cut, Receipt
+from roll_ray.receipts import Cut, Receipt, TurnNumbers
 from roll_ray.sample import SamplingDistribution, Times
 from roll_ray.worker_protocols import TrainerWorker
 from schedulers.protocol import SampleId, Visit
@@ -164,8 +164,12 @@ def _read_receipts(folder: Path, step: int) -> tuple[Receipt, ...]:
             else "check replay=",
         )
     records = json.loads(path.read_text())
-    receipts = (Receipt(**{**r, "sample": _sample_id(r["sample"])}) for r in records)
-    return tuple(sorted(receipts, key=lambda r: r.sample))
+    return tuple(sorted(map(_receipt, records), key=lambda r: r.sample))
+
+
+def _receipt(record: dict[str, Any]) -> Receipt:
+    turns = tuple(TurnNumbers(*turn) for turn in record["turns"])
+    return Receipt(**{**record, "sample": _sample_id(record["sample"]), "turns": turns})
 
 
 def _sample_id(value: Any) -> SampleId:

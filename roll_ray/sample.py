@@ -104,13 +104,29 @@ class Times:
     scored_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class TurnRecord:
+    """A turn of an episode: the policy wrote tokens `begin` up to `end` of the trajectory.
+
+    `reward`: of this turn alone; the turns' rewards sum up to the sample's. `state`: a number for the environment's
+    state before the turn, None where it names none. `malformed`: the environment could not read the turn.
+    """
+
+    begin: int
+    end: int
+    reward: float = 0.0
+    state: int | None = None
+    malformed: bool = False
+
+
 @dataclass(slots=True)
 class Sample:
     """One attempt at one response, whole: prompt, policy tokens, environment tokens, reward.
 
     Shapes: `tokens_T` int32, `roles_T` int8 (`Role`), `logprobs_T` float32 (0 where the policy did not
     write), `versions_T` int32 (`NO_VERSION` where it did not). `finish_reason` is "stop", "length" or
-    "abort"; a response cut at its token limit is "length" and counts as truncated.
+    "abort"; a response cut at its token limit, or an episode cut at a limit of its own, is "length" and counts as
+    truncated. `turns`: in their order, one for a response without an environment.
     """
 
     id: SampleId
@@ -124,6 +140,7 @@ class Sample:
     sampling: SamplingDistribution
     domain: str = "default"
     times: Times = field(default_factory=Times)
+    turns: tuple[TurnRecord, ...] = ()
 
     def __post_init__(self) -> None:
         lengths = {len(self.tokens_T), len(self.roles_T), len(self.logprobs_T), len(self.versions_T)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +21,12 @@ from schedulers.protocol import SampleId
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """Advantages of a cut, shape [B] in the order of its receipts, what the estimator counted, and what it could
-    not do, in words."""
+    not do, in words. `turn_advantages_B`: of an estimator by turn, for each sample those of its turns."""
 
     advantages_B: npt.NDArray[np.float32]
     metrics: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    turn_advantages_B: Sequence[npt.NDArray[np.float32]] = ()
 
 
 Estimator = Callable[[Cut], Estimate]
@@ -72,9 +74,8 @@ class Scorer:
         estimate = self.estimator(part.cut)
         self.metrics.update(estimate.metrics)
         self._say_once(estimate.notes)
-        pairs = zip(part.cut.receipts, estimate.advantages_B, strict=True)
-        advantages = {receipt.sample: float(value) for receipt, value in pairs}
-        scored = [self._scored(mini_batch, advantages) for mini_batch in part.mini_batches]
+        place = {receipt.sample: i for i, receipt in enumerate(part.cut.receipts)}
+        scored = [self._scored(mini_batch, estimate, place) for mini_batch in part.mini_batches]
         if self.keeps_proximal and len(scored) > 1:
             for mini_batch in scored:
                 handles = [share.handles for share in mini_batch.shares]
@@ -92,14 +93,14 @@ class Scorer:
                 self._said.add(note)
                 self.say(note)
 
-    def _scored(self, mini_batch: MiniBatch, advantages: Mapping[SampleId, float]) -> MiniBatch:
+    def _scored(self, mini_batch: MiniBatch, estimate: Estimate, place: Mapping[SampleId, int]) -> MiniBatch:
         weights = self.weigh(mini_batch.receipts)
         shares, begin = [], 0
         for share in mini_batch.shares:
             span = slice(begin, begin := begin + len(share.receipts))
-            values = np.asarray([advantages[r.sample] for r in share.receipts], np.float32)
             extra_B = {name: values_B[span] for name, values_B in weights.extra_B.items()}
-            shares.append(replace(share, extra_B={**share.extra_B, **extra_B, "advantages": values}))
+            own_B = _of_samples(estimate, share.receipts, [place[r.sample] for r in share.receipts])
+            shares.append(replace(share, extra_B={**share.extra_B, **extra_B, **own_B}))
         return replace(mini_batch, shares=tuple(shares), denominator=weights.denominator)
 
     async def _token_advantages(self, mini_batches: Sequence[MiniBatch], finish: Finish) -> None:
@@ -113,6 +114,26 @@ class Scorer:
         await self.trainers.broadcast(TrainerWorker.finish_advantages, whitened, finish.clip)
         self.metrics.pop("advantage_abs_max", None)  # of the samples' shares, which are no advantages yet
         self.metrics |= _before_the_clip(moments, finish.whiten)
+
+
+def _of_samples(
+    estimate: Estimate, receipts: Sequence[Receipt], places: Sequence[int]
+) -> dict[str, npt.NDArray[Any]]:
+    """What the estimate says of some samples, which stand at these places of it."""
+    values = {"advantages": np.asarray(estimate.advantages_B[list(places)], np.float32)}
+    if not estimate.turn_advantages_B:
+        return values
+    tokens = [np.asarray([turn.n_policy_tokens for turn in r.each_turn], np.int64) for r in receipts]
+    turns = [estimate.turn_advantages_B[i] for i in places]
+    return {**values, "turn_advantages": _ragged(turns), "turn_tokens": _ragged(tokens)}
+
+
+def _ragged(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.object_]:
+    """One array of arrays of any lengths, which can be cut by sample as others are."""
+    out_B = np.empty(len(arrays), np.object_)
+    for i, array in enumerate(arrays):
+        out_B[i] = array
+    return out_B
 
 
 def _before_the_clip(moments: Moments, whitens: bool) -> dict[str, float]:

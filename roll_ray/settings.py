@@ -187,6 +187,17 @@ class RunSettings(AlgorithmSettings):
     episode_timeout_s: float = Field(
         600.0, gt=0, description="An attempt that takes longer fails and is launched again."
     )
+    env_step_timeout_s: float = Field(
+        120.0,
+        gt=0,
+        description="An environment that answers a turn later fails; the attempt is launched again.",
+    )
+    max_turns: int | None = Field(
+        None,
+        gt=0,
+        description="An episode is truncated after so many turns of the policy; none: its environment and the context "
+        "decide.",
+    )
 
     seed: int = Field(0, ge=0, description="Seeds data order, sampling and the trainer.")
     deterministic: bool = Field(

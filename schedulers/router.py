@@ -80,19 +80,32 @@ class Router(Generic[Request]):
 
     # --- requests --------------------------------------------------------------------------------
 
-    def place(self, request: Request, n_tokens: int) -> str | None:
+    def place(
+        self, request: Request, n_tokens: int, near: str | None = None, prefix_tokens: int = 0
+    ) -> str | None:
         """The engine for a request that may need `n_tokens` more, or None when every engine is fenced.
 
-        Raises ValueError for a request that is placed already.
+        `near` has the request's first `prefix_tokens` tokens in its cache: it is taken unless it is fenced, or has
+        more to write than the lightest engine by so many tokens. Raises ValueError for a request that is placed
+        already.
         """
-        return self.place_together([request], n_tokens)
+        return self._place([request], n_tokens, self._near_or_lightest(near, prefix_tokens))
 
     def place_together(self, requests: Sequence[Request], n_tokens: int) -> str | None:
         """One engine for all of these requests, which may need `n_tokens` more each."""
+        return self._place(requests, n_tokens, self._lightest())
+
+    def _near_or_lightest(self, near: str | None, prefix_tokens: int) -> str | None:
+        lightest = self._lightest()
+        if lightest is None or near is None or self.fence(near):
+            return lightest
+        ahead = self._engines[near].load_tokens - self._engines[lightest].load_tokens
+        return near if ahead <= prefix_tokens else lightest
+
+    def _place(self, requests: Sequence[Request], n_tokens: int, engine: str | None) -> str | None:
         for request in requests:
             if request in self._where:
                 raise ValueError(f"request {request!r} is placed on {self._where[request]} already")
-        engine = self._lightest()
         if engine is None:
             return None
         entry = self._engines[engine]

@@ -142,10 +142,12 @@ class EngineClient:
             return
         request.submissions += 1
         self._open[request.id] = request
-        engine = self._router.place(request.id, request.remaining)
+        asked = request.asked
+        engine = self._router.place(request.id, request.remaining, asked.near, len(asked.prompt_tokens))
         if engine is None:
             self._waiting.append(request)
             return
+        request.so_far.engine = engine
         link = self._links[engine]
         link.outbox.append(request)
         link.wake_send.set()

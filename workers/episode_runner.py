@@ -11,20 +11,21 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from envs.task import Environment, ScoredView, SingleTurn, Tokenizer
+from envs.task import Tokenizer
 from roll_ray.actors import Actor
-from roll_ray.algorithms.shaping import Shaping
 from roll_ray.errors import WorkerDiedError
 from roll_ray.sample import NO_VERSION, Prompt, Reward, Role, Sample, SamplingDistribution, Times
 from roll_ray.worker_protocols import EvaluationAnswer
 from schedulers.protocol import Aborted, Event, Failed, Generated, Launch, SampleId, Scored, Started, Visit
 from workers.engine_client import EngineClient
-from workers.episode import Episode, EpisodeFailedError, Limits, play, seed_of
-from workers.generation_types import Asked, Engine, Generation, GenerationFailedError
+from workers.episode import Episode, EpisodeFailedError, seed_of
+from workers.episode_player import EpisodePlayer, RunnerSpec, settled
+from workers.generation_types import Engine, GenerationFailedError
 from workers.prompt_books import PromptBooks, TokenCache
 from workers.reports import Fenced, ReportBox, Reports
 from workers.reward_client import RewardClient
@@ -36,40 +37,25 @@ from workers.tokenizer import load_tokenizer
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class RunnerSpec:
-    """What an episode runner needs to know. `environments` gives a factory by domain; others are single-turn.
-
-    `max_model_len` is the context of the engines in tokens, None when unknown. `stop_token_ids` end a response
-    beside the end tokens that `model`, a folder or hub name, names itself. `reward_timeout_s` is for one
-    call to a reward worker. `shaping` is added to the rewards of training.
-    """
-
-    name: str
-    model: str
-    sampling: SamplingDistribution
-    max_new_tokens: int
-    max_model_len: int | None = None
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    episode_timeout_s: float = 600.0
-    reward_timeout_s: float = 120.0
-    seed: int = 0
-    deterministic: bool = False
-    environments: Mapping[str, Callable[[], Environment]] = field(default_factory=dict)
-    shaping: Shaping | None = None
-
-
 @dataclass(slots=True, eq=False)
 class _Attempt:
-    """An attempt that is being played. `phase` says whom it waits for."""
+    """An attempt under way. `phase` says whom it waits for, an episode that is being played knows better."""
 
     sample: SampleId
     number: int
-    begun_s: float
+    since_s: float
     phase: str = "prompt"
     task: asyncio.Task[None] | None = None
     episode: Episode | None = None
+
+    def enters(self, phase: str) -> None:
+        self.phase, self.since_s = phase, time.time()
+
+    def waits_for(self) -> tuple[str, float]:
+        """The phase, and since when, in seconds since the epoch."""
+        if self.phase == "playing" and self.episode is not None:
+            return self.episode.phase, self.episode.since_s
+        return self.phase, self.since_s
 
 
 class EpisodeRunner:
@@ -88,7 +74,7 @@ class EpisodeRunner:
         self._rewards = RewardClient(rewards, spec.reward_timeout_s)
         self._store = StoreClient(store)
         self._tokens = TokenCache(tokenizer)
-        self._stop_token_ids = spec.stop_token_ids
+        self._player = EpisodePlayer(spec, self._engines, self._rewards, spec.stop_token_ids)
         self._books = PromptBooks()
         self._box = ReportBox(spec.name, self.incarnation)
         self._attempts: dict[SampleId, _Attempt] = {}
@@ -144,18 +130,17 @@ class EpisodeRunner:
         self._tokens.forget(visits)
 
     async def waiting_for(self) -> dict[str, Any]:
-        """Whom this runner's attempts wait for: `oldest_s`, `oldest`, and how many by phase and worker."""
-        oldest = min(self._attempts.values(), key=lambda a: a.begun_s, default=None)
-        phases: dict[str, int] = {}
-        for attempt in self._attempts.values():
-            phases[attempt.phase] = phases.get(attempt.phase, 0) + 1
+        """Whom this runner's attempts wait for, how many by phase and worker, and the one that has waited longest:
+        `oldest`, since `oldest_s` seconds."""
+        waits = [(attempt, *attempt.waits_for()) for attempt in self._attempts.values()]
+        oldest, _, since_s = min(waits, key=lambda wait: wait[2], default=(None, "", time.time()))
         return {
-            "attempts": len(self._attempts),
-            "phases": phases,
+            "attempts": len(waits),
+            "phases": dict(Counter(phase for _, phase, _ in waits)),
             "engines": self._engines.waiting_for(),
             "rewards": self._rewards.waiting_for(),
-            "oldest": f"{oldest.sample.visit.prompt_id} ({oldest.phase})" if oldest else "",
-            "oldest_s": time.time() - oldest.begun_s if oldest else 0.0,
+            "oldest": "" if oldest is None else self._described(oldest),
+            "oldest_s": time.time() - since_s,
         }
 
     # --- what the driver asks ----------------------------------------------------------------------
@@ -173,11 +158,10 @@ class EpisodeRunner:
         """Play one episode for each prompt, beside the scheduler: judged, but neither stored nor reported."""
         await self._start()
         self._evaluations += 1
-        limits = Limits(max_new_tokens, self.spec.max_model_len, self.spec.episode_timeout_s)
         return list(
             await asyncio.gather(
                 *(
-                    self._evaluate(prompt, SampleId(Visit(prompt.id, i), 0), sampling, limits)
+                    self._evaluate(prompt, SampleId(Visit(prompt.id, i), 0), sampling, max_new_tokens)
                     for i, prompt in enumerate(prompts)
                 )
             )
@@ -213,29 +197,29 @@ class EpisodeRunner:
     async def _scored(self, attempt: _Attempt) -> tuple[Event, list[Any]]:
         spec, sample, number = self.spec, attempt.sample, attempt.number
         prompt = await self._books.prompt(sample.visit)
-        seed = seed_of(spec.seed, sample, number)
-        attempt.episode = episode = Episode(prompt, seed)
+        attempt.episode = episode = Episode(prompt, seed_of(spec.seed, sample, number))
         started_s = time.time()
-        attempt.phase = "generating"
-        limits = Limits(spec.max_new_tokens, spec.max_model_len, spec.episode_timeout_s)
 
-        async def generate(episode: Episode, max_new_tokens: int) -> Generation:
-            asked = self._asked(episode, sample, number, spec.sampling, max_new_tokens)
-            return await self._engines.generate(asked)
+        def started(version: int) -> None:
+            self._box.put([Started(time.time(), sample, number, version)])
 
-        await play(episode, self._environment(prompt), self._tokens.of(sample.visit), generate, limits)
+        attempt.enters("playing")
+        tokenizer, name = self._tokens.of(sample.visit), _name(sample, number)
+        await self._player.play(episode, tokenizer, name, spec.sampling, spec.max_new_tokens, started)
         generated_s = time.time()
         n_tokens = episode.n_policy_tokens
         self._box.put([Generated(generated_s, sample, number, n_tokens, episode.finish_reason)])
-        attempt.phase = "scoring"
-        reward = await self._reward(episode, sample, number)
+        attempt.enters("scoring")
+        reward = await self._player.reward(episode, sample, number)
         trajectory = episode.trajectory.arrays()
         if spec.shaping is not None:
-            reward = spec.shaping.shape(reward, trajectory["tokens_T"][trajectory["roles_T"] == Role.POLICY])
+            policy_tokens = trajectory["tokens_T"][trajectory["roles_T"] == Role.POLICY]
+            reward = spec.shaping.shape(reward, policy_tokens, episode.turns)
         scored_s = time.time()
-        if not reward.valid:
+        if reward.value is None:
             return Scored(scored_s, sample, number, None, reward.reason), []
-        attempt.phase = "storing"
+        attempt.enters("storing")
+        format_penalty = spec.shaping.format_penalty if spec.shaping is not None else 0.0
         receipt = await self._store.put(
             Sample(
                 id=sample,
@@ -245,73 +229,40 @@ class EpisodeRunner:
                 sampling=spec.sampling,
                 domain=prompt.domain,
                 times=Times(started_s, generated_s, scored_s),
+                turns=settled(episode.turns, reward.value, format_penalty),
                 **trajectory,
             )
         )
         return Scored(scored_s, sample, number, reward.value, reward.reason), [receipt]
 
-    def _asked(
-        self,
-        episode: Episode,
-        sample: SampleId,
-        number: int,
-        sampling: SamplingDistribution,
-        max_new_tokens: int,
-        what: str = "",
-    ) -> Asked:
-        visit, index = sample
-        first = episode.turn == 0 and not what
-
-        def started(version: int) -> None:
-            if first:
-                self._box.put([Started(time.time(), sample, number, version)])
-
-        return Asked(
-            id=f"{what}{visit.prompt_id}/{visit.number}/{index}@{number}:{episode.turn}",
-            prompt_tokens=tuple(episode.trajectory.tokens),
-            sampling=sampling,
-            max_new_tokens=max_new_tokens,
-            stop_token_ids=self._stop_token_ids,
-            seed=(episode.seed + episode.turn) % (1 << 63) if self.spec.deterministic else None,
-            so_far=episode.response,
-            started=started,
-        )
-
-    async def _reward(self, episode: Episode, sample: SampleId, number: int) -> Reward:
-        if episode.reward is not None:
-            return episode.reward
-        info = {**episode.prompt.info, **episode.info}
-        view = ScoredView(episode.prompt, episode.text, episode.finish_reason, sample, number, info)
-        return await self._rewards.score(view)
-
     async def _evaluate(
-        self,
-        prompt: Prompt,
-        sample: SampleId,
-        sampling: SamplingDistribution,
-        limits: Limits,
+        self, prompt: Prompt, sample: SampleId, sampling: SamplingDistribution, max_new_tokens: int
     ) -> EvaluationAnswer:
         episode = Episode(prompt, seed_of(self.spec.seed, SampleId(Visit(prompt.id, 0), 0), 0))
-        what = f"{self.incarnation}/evaluation-{self._evaluations}/"
-        versions: list[int] = [NO_VERSION]
-
-        async def generate(episode: Episode, max_new_tokens: int) -> Generation:
-            asked = self._asked(episode, sample, 0, sampling, max_new_tokens, what)
-            return await self._engines.generate(asked)
-
+        name = f"{self.incarnation}/evaluation-{self._evaluations}/{_name(sample, 0)}"
         try:
-            await play(episode, self._environment(prompt), self._tokens.uncached, generate, limits)
-            reward = await self._reward(episode, sample, 0)
+            await self._player.play(episode, self._tokens.uncached, name, sampling, max_new_tokens)
+            reward = await self._player.reward(episode, sample, 0)
         except (EpisodeFailedError, GenerationFailedError) as error:
             reward = Reward.invalid(str(error))
-        versions += episode.trajectory.versions
+        except WorkerDiedError:
+            raise
+        except Exception as error:
+            # The boundary to user code, as in `_run`: one environment's fault ends one answer.
+            log.exception("%s: evaluation of prompt %s failed", self.spec.name, prompt.id)
+            reward = Reward.invalid(f"{type(error).__name__}: {error}")
+        versions = [NO_VERSION, *episode.trajectory.versions]
         return EvaluationAnswer(prompt.id, episode.text, reward, episode.n_policy_tokens, max(versions))
 
     # --- means ---------------------------------------------------------------------------------------
 
-    def _environment(self, prompt: Prompt) -> Environment:
-        factory = self.spec.environments.get(prompt.domain)
-        return factory() if factory is not None else SingleTurn()
+    def _described(self, attempt: _Attempt) -> str:
+        """An attempt and whom it waits for: of an environment its name, seed and turn."""
+        phase, _ = attempt.waits_for()
+        episode, prompt_id = attempt.episode, attempt.sample.visit.prompt_id
+        if episode is None or phase != "environment":
+            return f"{prompt_id} ({phase})"
+        return f"{prompt_id} ({episode.environment}, seed {episode.seed}, turn {episode.turn})"
 
     def _stop(self, attempt: _Attempt | None) -> None:
         if attempt is not None and attempt.task is not None:
@@ -331,6 +282,12 @@ class EpisodeRunner:
         if self._tokens.tokenizer is None:
             tokenizer = await asyncio.to_thread(load_tokenizer, self.spec.model)
             if not self.spec.ignore_eos:
-                self._stop_token_ids = tuple(sorted({*self._stop_token_ids, *tokenizer.end_token_ids()}))
+                ends = {*self._player.stop_token_ids, *tokenizer.end_token_ids()}
+                self._player.stop_token_ids = tuple(sorted(ends))
             self._tokens.tokenizer = tokenizer
         await asyncio.gather(self._engines.start(), self._rewards.start())
+
+
+def _name(sample: SampleId, attempt: int) -> str:
+    """Of an attempt, for the requests to the engines."""
+    return f"{sample.visit.prompt_id}/{sample.visit.number}/{sample.index}@{attempt}"

@@ -29,12 +29,14 @@ class GenerationFailedError(Exception):
 
 @dataclass(slots=True)
 class Generation:
-    """A response as it grows: token ids, log-probabilities (float32) and weight versions, one of each per token."""
+    """A response as it grows: token ids, log-probabilities (float32) and weight versions, one of each per token.
+    `engine`: which one was asked last."""
 
     tokens: array[int] = field(default_factory=lambda: array("i"))
     logprobs: array[float] = field(default_factory=lambda: array("f"))
     versions: array[int] = field(default_factory=lambda: array("i"))
     finish: str = ""
+    engine: str = ""
 
     def extend(self, delta: GenerationDelta) -> None:
         if not len(delta.tokens) == len(delta.logprobs) == len(delta.versions):
@@ -55,7 +57,7 @@ class Generation:
 @dataclass(frozen=True, slots=True)
 class Asked:
     """One turn to generate. `id` is unique in the run, `so_far` grows as tokens come, and `started` is told the
-    weight version of the first token."""
+    weight version of the first token. `near`: the engine that wrote the turn before, and has its prefix cached."""
 
     id: str
     prompt_tokens: tuple[int, ...]
@@ -65,3 +67,4 @@ class Asked:
     seed: int | None = None
     so_far: Generation = field(default_factory=Generation)
     started: Callable[[int], None] | None = None
+    near: str | None = None

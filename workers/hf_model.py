@@ -77,7 +77,9 @@ class PolicyModel(torch.nn.Module):
         super().__init__()
         self.hf = hf
 
-    def forward(self, packed: PackedInput) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, packed: PackedInput, entropy_gradient: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probability and entropy of each policy token, float32 [N]: the logits at t - 1 predict token t."""
         hidden_T = self.hf.get_decoder()(
             input_ids=packed.tokens_T[None],
@@ -87,7 +89,8 @@ class PolicyModel(torch.nn.Module):
         ).last_hidden_state[0]
         hidden_N = hidden_T.index_select(0, packed.policy_N - 1)
         targets_N = packed.tokens_T.index_select(0, packed.policy_N)
-        return token_logprobs(self.hf.get_output_embeddings(), hidden_N, targets_N, packed.temperatures_N)
+        head = self.hf.get_output_embeddings()
+        return token_logprobs(head, hidden_N, targets_N, packed.temperatures_N, entropy_gradient)
 
 
 def load_policy(model: str, *, check: bool = True) -> PolicyModel:

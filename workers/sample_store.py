@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from roll_ray.batch import Batch
-from roll_ray.receipts import Receipt
+from roll_ray.receipts import Receipt, TurnNumbers
 from roll_ray.sample import NO_VERSION, Role, Sample
 from schedulers.protocol import SampleId
 
@@ -96,7 +96,14 @@ def receipt_of(sample: Sample, store: str) -> Receipt:
         generation_s=max(0.0, times.generated_s - times.started_s),
         reward_s=max(0.0, times.scored_s - times.generated_s),
         parts=sample.reward.parts,
+        turns=_turn_numbers(sample),
     )
+
+
+def _turn_numbers(sample: Sample) -> tuple[TurnNumbers, ...]:
+    if len(sample.turns) == 1 and sample.turns[0].state is None:
+        return ()
+    return tuple(TurnNumbers(t.end - t.begin, t.reward, t.state) for t in sample.turns)
 
 
 def _key(key: Key) -> Key:

@@ -216,7 +216,7 @@ class PolicyTrainer:
     def token_advantages(
         self, extra_B: Mapping[str, npt.NDArray[Any]], *sources: Batch | RecordedBatch
     ) -> Moments:
-        """Advantages per token from `extra_B["advantages"]`, kept for `train_on`; the moments of this share's."""
+        """Advantages per token from those of samples or turns in `extra_B`, kept for `train_on`; their moments."""
         assert self.spec.token_stage is not None
         share = _share_of(sources)
         mask_T = share.policy_mask_T
@@ -224,7 +224,7 @@ class PolicyTrainer:
             mask_T = mask_T & np.repeat(extra_B["trained"], share.lengths_B)
         kl_T = self._reward_kl(share, mask_T)
         advantages_T = self.spec.token_stage.advantages(
-            extra_B["advantages"], share.policy_mask_T, share.offsets, kl_T, self._kl.value
+            extra_B, share.policy_mask_T, share.offsets, kl_T, self._kl.value
         )
         self._token_advantages.keep(share, advantages_T)
         return Moments.of(advantages_T, mask_T)

@@ -18,6 +18,7 @@ class LossSettings:
     `clip_low`, `clip_high`: ppo, gspo, cispo and decoupled_ppo clip their ratio to [1 - low, 1 + high].
     `dual_clip`: the bound c of ppo and decoupled_ppo where the advantage is negative; None: no bound.
     `aggregation_length`: the fixed length of seq_mean_token_sum_norm, in tokens.
+    `entropy_coefficient`: weight of the entropy, subtracted from the loss of a token; 0: none.
     `kl_coefficient`, `kl_estimator`: the KL term of the loss; 0 leaves it and the reference out.
     `proximal`: where the ratio's old log-probabilities come from, the trainer at the start of the step or
     the engine that sampled.
@@ -31,6 +32,7 @@ class LossSettings:
     dual_clip: float | None = None
     aggregation: str = "token_mean"
     aggregation_length: int | None = None
+    entropy_coefficient: float = 0.0
     kl_coefficient: float = 0.0
     kl_estimator: KlEstimator = "k3"
     proximal: Literal["trainer", "engine"] = "trainer"

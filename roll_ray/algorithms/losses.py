@@ -51,7 +51,8 @@ class LossOutput:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """The whole loss: per-token loss, corrected, plus kl_coefficient x KL, weighted and summed."""
+    """The whole loss: per-token loss, corrected, plus kl_coefficient x KL, less entropy_coefficient x entropy, weighted
+    and summed."""
 
     settings: LossSettings
     registered: RegisteredLoss
@@ -74,14 +75,15 @@ class Loss:
     def __call__(self, batch: TokenBatch, output: PolicyOutput) -> LossOutput:
         from roll_ray.algorithms.loss_pieces import sum_of_pieces
 
-        self._check_fields(batch)
+        self._check_fields(batch, output)
         total, metrics = sum_of_pieces(self.piece, batch, output)
         return LossOutput(total, metrics)
 
     def piece(
         self, batch: TokenBatch, logprobs_T: torch.Tensor, entropy_T: torch.Tensor | None, seen: Measures
     ) -> torch.Tensor:
-        """The loss of some whole samples as a graph on `logprobs_T`; what it saw goes to `seen`."""
+        """The loss of some whole samples as a graph on `logprobs_T` and, with an entropy coefficient, on `entropy_T`;
+        what it saw goes to `seen`."""
         settings, current_T = self.settings, logprobs_T.detach()
         trainer_T = current_T if batch.old_logprobs_T is None else batch.old_logprobs_T
         terms = self._terms(batch, logprobs_T, trainer_T)
@@ -97,8 +99,11 @@ class Loss:
             loss_T = loss_T + settings.kl_coefficient * kl_T
             seen.mean(f"kl_{settings.kl_estimator}", kl_T)
             seen.max(f"kl_{settings.kl_estimator}_max", kl_T)
+        if settings.entropy_coefficient > 0:
+            assert entropy_T is not None
+            loss_T = loss_T - settings.entropy_coefficient * entropy_T
         if correction is not None and correction.kept_T is not None and batch.counts_B is not None:
-            loss_T = loss_T.where(correction.kept_T, 0.0)  # rejected: out of the KL term as well
+            loss_T = loss_T.where(correction.kept_T, 0.0)  # rejected: out of those terms as well
         total = loss_T.dot(batch.weights_T)
         seen.sum("loss_sum", total)
         _common_metrics(terms, trainer_T, entropy_T, seen)
@@ -127,8 +132,14 @@ class Loss:
         assert self.band is not None
         return self.correction.function(terms, self.band)
 
-    def _check_fields(self, batch: TokenBatch) -> None:
-        """ValueError: the batch lacks what this loss needs."""
+    def _check_fields(self, batch: TokenBatch, output: PolicyOutput) -> None:
+        """ValueError: the batch or the output lacks what this loss needs."""
+        if self.settings.entropy_coefficient > 0 and (
+            output.entropy_T is None or output.logprobs_T.requires_grad > output.entropy_T.requires_grad
+        ):
+            raise ValueError(
+                "entropy_coefficient > 0 needs entropy_T with its gradient, which this output lacks"
+            )
         if batch.advantages_T is None and "advantages" in self.registered.needs:
             raise ValueError(
                 f"loss {self.settings.name!r} needs extra_B['advantages'], which this batch does not carry"

@@ -1,14 +1,16 @@
-"""What is added to rewards: punishment of responses that are too long or repeat themselves. numpy only."""
+"""What is added to rewards: punishment of responses that are too long, repeat themselves or cannot be read. numpy
+only."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from roll_ray.sample import Reward
+from roll_ray.sample import Reward, TurnRecord
 
 Array = npt.NDArray[Any]
 
@@ -47,24 +49,30 @@ def repeated_ngram_share(tokens_T: Array, ngram_tokens: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Shaping:
-    """What is added to a valid reward; a weight or cache of 0 leaves a part out. `limit_tokens`: of a response."""
+    """What is added to a valid reward; a weight, cache or penalty of 0 leaves a part out. `limit_tokens`: of a
+    response. `format_penalty`: of each turn that the environment could not read."""
 
     limit_tokens: int
     overlong_cache_tokens: int = 0
     repetition_weight: float = 0.0
     repetition_ngram: int = 4
+    format_penalty: float = 0.0
 
-    def shape(self, reward: Reward, policy_tokens: Array) -> Reward:
-        """The reward with its parts, each also by itself in `parts`; an invalid reward stays as it is."""
+    def shape(self, reward: Reward, policy_tokens: Array, turns: Sequence[TurnRecord] = ()) -> Reward:
+        """The reward with its parts, each also by itself in `parts`; an invalid reward stays as it is.
+
+        Of an episode of several `turns` the longest counts as the response that may be too long."""
         if reward.value is None:
             return reward
         parts: dict[str, float] = {}
         if self.overlong_cache_tokens:
-            counts = np.asarray([len(policy_tokens)])
+            counts = np.asarray([max((t.end - t.begin for t in turns), default=len(policy_tokens))])
             parts["overlong"] = float(soft_overlong(counts, self.limit_tokens, self.overlong_cache_tokens)[0])
         if self.repetition_weight:
             share = repeated_ngram_share(policy_tokens, self.repetition_ngram)
             parts["repetition"] = -self.repetition_weight * share
+        if self.format_penalty and any(turn.malformed for turn in turns):
+            parts["format"] = -self.format_penalty * sum(turn.malformed for turn in turns)
         if not parts:
             return reward
         return Reward(

@@ -84,7 +84,7 @@ class FSDP2Backend(FSDP2Policy):
 
     def _micro_batch(self, part: Batch, loss: Loss) -> dict[str, MetricSum]:
         packed = PackedInput.of(part, self.device)
-        logprobs_N, entropy_N = self.module(packed)
+        logprobs_N, entropy_N = self.module(packed, loss.settings.entropy_coefficient > 0)
         zeros_T = torch.zeros(len(part.tokens_T), device=self.device)
         output = PolicyOutput(
             logprobs_T=zeros_T.index_copy(0, packed.policy_N, logprobs_N),
