@@ -42,7 +42,7 @@ class JudgeSettings(StrictModel):
         0.3, gt=0, le=1, description="Share of a GPU's memory that an engine of the judge takes and keeps."
     )
     timeout_s: float = Field(
-        20.0, gt=0, description="One call of the judge that takes longer has failed; the third that fails is the last."
+        15.0, gt=0, description="One call of the judge that takes longer has failed; the third that fails is the last."
     )
 
     @property

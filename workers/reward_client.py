@@ -126,13 +126,12 @@ class RewardClient:
             _settle(batch, await self._verdicts(link, [asked.view for asked in batch]))
             return
         except TimeoutError:
-            reason = f"{link.actor.name} did not answer within {self.timeout_s:g} s"
+            reason = self._no_answer(link)
+            self._down(link)
         except Exception as error:  # the boundary to the worker: its fault is the reason of the retry
             reason = f"{link.actor.name}: {error}"
             link.dead = isinstance(error, WorkerDiedError)
-            if link.up:
-                link.up = False
-                self._spawn(self._greet(link))
+            self._down(link)
         finally:
             link.outstanding -= len(batch)
         log.warning("%d responses are scored again: %s", len(batch), reason)
@@ -149,6 +148,14 @@ class RewardClient:
         finally:
             call.cancel()
 
+    def _down(self, link: _Link) -> None:
+        if link.up:
+            link.up = False
+            self._spawn(self._greet(link))
+
+    def _no_answer(self, link: _Link) -> str:
+        return f"{link.actor.name} did not answer within {self.timeout_s:g} s"
+
     def _again(self, batch: list[_Asked], reason: str) -> None:
         for asked in batch:
             asked.attempts, asked.reason = asked.attempts + 1, reason
@@ -161,8 +168,13 @@ class RewardClient:
         """Ask a worker for its domains until it answers, then let it take part."""
         while not link.dead:
             try:
-                link.domains = frozenset(await link.actor.call(RewardWorker.domains))
+                async with asyncio.timeout(self.timeout_s):
+                    link.domains = frozenset(await link.actor.call(RewardWorker.domains))
                 link.up = True
+            except TimeoutError:
+                waiting, self._waiting = self._waiting, []
+                self._again(waiting, self._no_answer(link))
+                continue
             except WorkerDiedError as error:
                 log.warning("%s", error)
                 link.dead = True

@@ -9,17 +9,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import math
-import numbers
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from envs.task import AsyncRewardFunction, RewardFunction, ScoredView
+from envs.reward_parts import AnyRewardFunction, checked
+from envs.task import ScoredView
 from roll_ray.sample import Reward
 from roll_ray.tracking.trajectories import example_text
 from workers.daemon_threads import DaemonThreads, OutOfTimeError
@@ -40,7 +36,7 @@ class RewardWorker:
 
     def __init__(
         self,
-        domains: Mapping[str, Callable[[], RewardFunction | AsyncRewardFunction]],
+        domains: Mapping[str, Callable[[], AnyRewardFunction]],
         n_threads: int = 4,
         timeout_s: float = 30.0,
         name: str = "reward",
@@ -118,14 +114,3 @@ class RewardWorker:
         if place not in self._logged:
             self._logged.add(place)
             log.warning("%s: the reward of prompt %s raised\n%s", self.name, view.prompt.id, text)
-
-
-def checked(value: Any) -> Reward:
-    """What a reward function or an environment gave, as a reward with a Python float or an invalid one."""
-    given = value.value if isinstance(value, Reward) else value
-    if isinstance(value, Reward) and given is None:
-        return value
-    number = given.item() if isinstance(given, np.generic) else given
-    if not isinstance(number, numbers.Real) or not math.isfinite(number):
-        return Reward.invalid(f"the reward is {given!r} ({type(given).__name__}), not a finite number")
-    return replace(value, value=float(number)) if isinstance(value, Reward) else Reward(float(number))

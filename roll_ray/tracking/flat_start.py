@@ -16,7 +16,7 @@ class FlatStart:
     The warning shows one trajectory whole, with the verifier's reason.
     """
 
-    n_steps: int = 3
+    n_steps: int = 1
     seen_steps: int = 0
     rewards: set[float] = field(default_factory=set)
     n_invalid: int = 0
@@ -35,12 +35,13 @@ class FlatStart:
         return self._warning(shown)
 
     def _warning(self, shown: Sequence[Trajectory]) -> str:
+        steps = "first step" if self.n_steps == 1 else f"first {self.n_steps} steps"
         if not self.rewards:
-            what = f"all {self.n_samples} rewards of the first {self.n_steps} steps are invalid"
+            what = f"all {self.n_samples} rewards of the {steps} are invalid"
         else:
             (value,) = self.rewards
             valid = self.n_samples - self.n_invalid
-            what = f"all {valid} rewards of the first {self.n_steps} steps are {value:g}"
+            what = f"all {valid} rewards of the {steps} are {value:g}"
             if self.n_invalid:
                 what += f", {self.n_invalid} more are invalid"
         example = f" One of them:\n{shown[0].text()}" if shown else ""

@@ -93,7 +93,7 @@ def test_of_several_faults_each_has_its_place_and_what_is_legal(tmp_path: Path) 
 
 def test_a_name_without_its_group_is_told_the_group() -> None:
     assert message("tensor_parallel=2").startswith(
-        "unknown setting tensor_parallel, did you mean engine.tensor_parallel?\n"
+        "unknown setting tensor_parallel, did you mean engine.tensor_parallel or judge.tensor_parallel?\n"
     )
     assert "did you mean evaluation.every_steps?" in message("evaluation.every_stps=3")
 

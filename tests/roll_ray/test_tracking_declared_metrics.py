@@ -8,7 +8,7 @@ import pytest
 from roll_ray.algorithms.corrections import CORRECTIONS
 from roll_ray.algorithms.kl import KL_ESTIMATORS
 from roll_ray.algorithms.losses import LOSSES
-from roll_ray.tracking.metrics import UndeclaredMetricError, check_declared
+from roll_ray.tracking.metrics import UndeclaredMetricError, check_declared, in_order, metric_of
 from tests.roll_ray.loss_cases import batch_of, evaluate
 
 BATCH = batch_of(
@@ -47,3 +47,18 @@ def test_raw_and_clipped_ratios_are_both_reported(name):
 def test_a_metric_of_nobody_is_caught():
     with pytest.raises(UndeclaredMetricError, match="bogus"):
         check_declared(["loss", "bogus"])
+
+
+def test_a_member_of_a_family_is_declared_with_the_family():
+    check_declared(["reward_mean/maths", "reward_part/format", "heldout_accuracy/a/b"])
+    assert metric_of("reward_mean/maths").meaning.startswith("Reward of the batch's samples of domain maths")
+    assert metric_of("reward_mean/maths").section == metric_of("reward_mean").section
+    for name in ("loss/maths", "reward_mean/", "reward_part", "/maths"):
+        with pytest.raises(UndeclaredMetricError, match=name):
+            metric_of(name)
+
+
+def test_members_stand_after_their_family_and_in_order():
+    names = {"reward_part/b", "reward_mean/maths", "reward_mean", "reward_mean/code", "loss", "unknown"}
+    ordered = in_order(names)
+    assert ordered == ["reward_mean", "reward_mean/code", "reward_mean/maths", "loss", "reward_part/b"]

@@ -76,18 +76,20 @@ def test_durations_are_read_at_a_glance() -> None:
 
 
 @pytest.mark.parametrize("reward", [0.0, 1.0, None])
-def test_flat_first_steps_give_one_warning_with_one_answer_whole(reward: float | None) -> None:
-    flat = FlatStart()
+@pytest.mark.parametrize("n_steps", [1, 3])
+def test_flat_first_steps_give_one_warning_with_one_answer_whole(reward: float | None, n_steps: int) -> None:
+    flat = FlatStart(n_steps)
     said = [flat.observe([reward] * 4, [SHOWN]) for _ in range(6)]
-    assert [text is not None for text in said] == [False, False, True, False, False, False]
-    warning = str(said[2])
+    assert [text is not None for text in said] == [step == n_steps for step in range(1, 7)]
+    warning = str(said[n_steps - 1])
+    assert ("first step " if n_steps == 1 else "first 3 steps ") in warning
     for word in ("What is 1 + 1?", LONG, "reference: 2", "no number found"):
         assert word in warning
     assert ("invalid" if reward is None else f"are {reward:g}") in warning
 
 
 def test_one_different_reward_in_the_first_steps_is_enough() -> None:
-    flat = FlatStart()
+    flat = FlatStart(n_steps=3)
     assert [flat.observe(rewards, [SHOWN]) for rewards in ([0.0, 0.0], [0.0, 1.0], [0.0], [0.0])] == [
         None
     ] * 4
@@ -96,4 +98,4 @@ def test_one_different_reward_in_the_first_steps_is_enough() -> None:
 def test_invalid_rewards_beside_flat_ones_are_counted_apart() -> None:
     flat = FlatStart(n_steps=1)
     warning = str(flat.observe([0.0, None, 0.0], []))
-    assert warning.startswith("all 2 rewards of the first 1 steps are 0, 1 more are invalid")
+    assert warning.startswith("all 2 rewards of the first step are 0, 1 more are invalid")

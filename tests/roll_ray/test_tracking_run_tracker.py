@@ -184,11 +184,33 @@ def test_flat_rewards_are_warned_of_in_all_places(tmp_path: Path) -> None:
     for step in (1, 2, 3, 4):
         run.step_done(step, part(receipt("a", 0, 0.0), receipt("a", 1, 0.0)), {})
     (said,) = run.display.said  # type: ignore[attr-defined]
-    for word in ("rewards of the first 3 steps are 0", "one?", "2 3", "wrong"):
+    for word in ("rewards of the first step are 0", "one?", "2 3", "wrong"):
         assert word in said
-    assert "first 3 steps" in (tmp_path / "warnings.jsonl").read_text()
+    assert "first step" in (tmp_path / "warnings.jsonl").read_text()
     assert '"warning"' in (tmp_path / "timeline.json").read_text()
     assert "one?" in (tmp_path / "trajectories.jsonl").read_text()
+
+
+def test_a_mixed_batch_is_told_of_as_a_whole_and_by_domain(tmp_path: Path) -> None:
+    def of(domain: str, index: int, reward: float, **parts: float) -> Receipt:
+        given = receipt(domain, index, reward, 10 if domain == "maths" else 30)
+        return dataclasses.replace(given, domain=domain, parts=parts)
+
+    mixed = part(of("maths", 0, 1.0, correct=1.0), of("maths", 1, 0.0, correct=0.0), of("code", 0, 0.5, style=-0.5))
+    numbers = batch_metrics(mixed, by_domain=True)
+    assert (numbers["reward_mean"], numbers["reward_mean/maths"], numbers["reward_mean/code"]) == (0.5, 0.5, 0.5)
+    assert (numbers["response_tokens_mean/maths"], numbers["response_tokens_mean/code"]) == (10, 30)
+    assert (numbers["no_signal_share/maths"], numbers["no_signal_share/code"]) == (0, 1)
+    assert numbers["batch_share/maths"] == pytest.approx(2 / 3)
+    assert (numbers["reward_part/correct"], numbers["reward_part/style"]) == (0.5, -0.5)
+    assert not [name for name in batch_metrics(mixed) if "/maths" in name]
+    run = tracker(tmp_path, Clock(), by_domain=True)
+    run.begun(0, {"heldout_accuracy": 0.5, "heldout_accuracy/maths": 0.25})
+    run.step_done(1, mixed, {})
+    first, row = read_metrics(tmp_path)
+    assert first["heldout_accuracy/maths"] == 0.25
+    assert row["reward_mean/code"] == 0.5
+    assert list(row).index("reward_mean/code") == list(row).index("reward_mean") + 1
 
 
 def test_the_parts_of_a_reward_are_written_with_the_trajectory(tmp_path: Path) -> None:

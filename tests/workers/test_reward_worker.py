@@ -6,13 +6,14 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from envs.task import RewardFunction, ScoredView
+from envs.reward_parts import AnyRewardFunction
+from envs.task import ScoredView
 from roll_ray.actors import LocalActor
 from roll_ray.sample import Prompt, Reward
 from workers.reward_client import RewardClient
@@ -23,7 +24,7 @@ def view(text: str = "4", domain: str = "maths") -> ScoredView:
     return ScoredView(Prompt("p", text="2 + 2", domain=domain, reference="4"), text)
 
 
-def score(function: RewardFunction, *views: ScoredView, **kwargs: Any) -> list[Reward]:
+def score(function: AnyRewardFunction, *views: ScoredView, **kwargs: Any) -> list[Reward]:
     worker = RewardWorker({"maths": lambda: function}, **kwargs)
     return asyncio.run(worker.score_many(views or [view()]))
 
@@ -125,10 +126,80 @@ def test_responses_go_to_a_worker_that_knows_their_domain() -> None:
 
 
 def test_a_worker_that_never_answers_gives_an_invalid_reward_after_three_attempts() -> None:
+    class Hanging(RewardWorker):
+        async def score_many(self, views: Sequence[ScoredView]) -> list[Reward]:
+            await asyncio.sleep(60)
+            return []
+
+        async def domains(self) -> list[str]:  # type: ignore[override]
+            first, self.greeted = not self.greeted, True
+            await asyncio.sleep(0 if first else 60)
+            return ["maths"]
+
+        greeted = False
+
     async def story() -> Reward:
-        client = client_of(lambda view: time.sleep(1.0) or 1.0, timeout_s=0.05)  # type: ignore[func-returns-value]
+        worker = Hanging({"maths": lambda: lambda view: 1.0})
+        client = RewardClient([LocalActor(worker, "reward-0")], 0.05)
         await client.start()
-        return await client.score(view(domain="d0"))
+        return await client.score(view())
 
     reward = asyncio.run(story())
     assert reward.reason == "not scored in 3 attempts: reward-0 did not answer within 0.05 s"
+
+
+def test_a_worker_with_much_to_do_is_waited_for() -> None:
+    async def story() -> list[Reward]:
+        client = client_of(lambda view: time.sleep(0.04) or 1.0, timeout_s=0.02)  # type: ignore[func-returns-value]
+        await client.start()
+        return await asyncio.gather(*(client.score(view(domain="d0")) for _ in range(12)))
+
+    assert [r.value for r in asyncio.run(story())] == [1.0] * 12
+
+
+async def later(view: ScoredView) -> float:
+    await asyncio.sleep(0.05)
+    return 0.5
+
+
+def test_an_async_function_is_awaited_many_at_once() -> None:
+    begun_s = time.monotonic()
+    rewards = score(later, *[view() for _ in range(32)], n_threads=2)
+    assert [r.value for r in rewards] == [0.5] * 32
+    assert time.monotonic() - begun_s < 0.5, "one after another takes 1.6 s"
+
+
+def test_awaited_rewards_out_of_time_are_invalid_and_waiting_for_a_turn_does_not_count() -> None:
+    async def hangs(view: ScoredView) -> float:
+        await asyncio.sleep(60 if view.response_text == "hang" else 0.06)
+        return 1.0
+
+    async def story() -> list[Reward]:
+        worker = RewardWorker({"maths": lambda: hangs}, n_threads=1, timeout_s=0.1)
+        return await worker.score_many([view("hang"), *[view() for _ in range(40)]])
+
+    rewards = asyncio.run(story())
+    assert rewards[0] == Reward.invalid("verifier timed out after 0.1 s")
+    assert all(r.value == 1.0 for r in rewards[1:])
+
+
+@pytest.mark.parametrize("raised", [ValueError("no"), TimeoutError("the server")])
+def test_what_an_async_function_raises_is_the_reason(raised: Exception) -> None:
+    async def broken(view: ScoredView) -> float:
+        raise raised
+
+    (reward,) = score(broken)
+    assert reward.reason == f"{type(raised).__name__}: {raised}"
+
+
+def test_the_last_invalid_reward_can_be_shown_whole() -> None:
+    async def story() -> tuple[str, str]:
+        worker = RewardWorker({"maths": lambda: lambda view: float(view.response_text)})
+        before = worker.invalid_example()
+        await worker.score_many([view("4"), view("four")])
+        return before, worker.invalid_example()
+
+    before, after = asyncio.run(story())
+    assert before == ""
+    for shown in ("2 + 2", "four", "reference: 4", "invalid (ValueError: could not convert"):
+        assert shown in after
