@@ -173,7 +173,7 @@ class World:
 
     def forget_ended(self) -> None:
         """With R = 1 a visit that ends invalid leaves no sibling to abort."""
-        live = {Visit(p, n) for p, n, _ in self.scheduler.state()["visits"]}
+        live = {Visit(p, n) for p, n, *_ in self.scheduler.state()["visits"]}
         for visit in list(self.open - live):
             self.end(visit)
 
@@ -214,7 +214,7 @@ def play(seed: int, steps: int = 3) -> World:
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=3000, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_batches_are_exact_and_every_visit_ends_once_under_any_order(seed: int) -> None:
     world = play(seed)
     assert all(n == 1 for n in world.ended.values())
@@ -228,7 +228,7 @@ def test_batches_are_exact_and_every_visit_ends_once_under_any_order(seed: int) 
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_replaying_the_log_gives_the_same_actions_and_state(seed: int) -> None:
     world = play(seed)
     scheduler, actions = Synchronous(world.p, world.r, keep=world.keep), []
