@@ -15,6 +15,7 @@ from typing import Any
 
 from recipes.checks import check_before_start
 from recipes.engine_house import EngineHouse
+from recipes.judges import judge_problems
 from recipes.rules import Rules, default_rules
 from recipes.staff import Staff, staffed
 from recipes.task import Task
@@ -53,7 +54,7 @@ class Pipeline:
     """A run that can be started once. Set `interrupt` to end it after saving the last finished step."""
 
     def __init__(self, settings: RunSettings, task: Task, rules: Rules | None = None) -> None:
-        problems = settings.problems() + task.problems()
+        problems = settings.problems() + task.problems() + judge_problems(settings, task)
         if settings.run_dir is None:
             problems.append("run_dir is not set: run_recipe sets it, a program of your own has to")
         if problems:

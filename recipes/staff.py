@@ -13,8 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from envs.task import RewardFunction
+from envs.reward_parts import AnyRewardFunction
 from recipes.engine_house import EngineHouse, context_of, engine_house, worker_environment
+from recipes.judges import given_a_judge, judge_engines, keep_up
 from recipes.rules import Rules
 from recipes.task import Task
 from roll_ray.actors import ActorUnavailable, Pool
@@ -49,6 +50,7 @@ class Staff:
     runners: Pool[Any]
     stores: Sequence[RayActor[SampleStore]] = ()
     rewards: Sequence[RayActor[RewardWorker]] = ()
+    judges: Sequence[RayActor[RolloutEngine]] = ()
     manager: RayActor[RolloutManager] | None = None
     transfer: WeightTransfer = "shm"
     sleepers: frozenset[str] = frozenset()
@@ -57,7 +59,7 @@ class Staff:
 
     def everybody(self) -> list[RayActor[Any]]:
         others = [] if self.manager is None else [self.manager]
-        return [*self.trainers, *self.engines, *self.runners, *self.stores, *self.rewards, *others]  # type: ignore[list-item]
+        return [*self.trainers, *self.engines, *self.runners, *self.stores, *self.rewards, *self.judges, *others]  # type: ignore[list-item]
 
     def listen(self, say: Callable[[str], None]) -> None:
         """Who is told when a worker dies or comes back."""
@@ -88,7 +90,7 @@ class Staff:
 
     async def supervise(self) -> None:
         """Until cancelled: say who died and who is back. Engines have a supervisor of their own."""
-        others = [a for a in self.everybody() if a not in [*self.engines, *self.trainers]]
+        others = [a for a in self.everybody() if a not in [*self.engines, *self.trainers, *self.judges]]
         async for actor, pid in restarts(others):
             if pid is None:
                 self.away.add(actor.name)
@@ -114,16 +116,18 @@ async def staffed(
         if house is None:
             house = await stack.enter_async_context(engine_house(settings, session))
         staff = _hire(settings, task, rules, house, folder)
-        supervision: asyncio.Task[None] | None = None
+        supervision: list[asyncio.Task[None]] = []
         try:
             await _ready(staff)
             if kept is not None:
                 await staff.engines.broadcast(RolloutEngine.new_run)
-            supervision = asyncio.create_task(staff.supervise())
+            supervision.append(asyncio.create_task(staff.supervise()))
+            if staff.judges:
+                supervision.append(asyncio.create_task(keep_up(staff.judges, lambda text: staff.say(text))))
             yield staff
         finally:
-            if supervision is not None:
-                await cancelled(supervision)
+            if supervision:
+                await cancelled(*supervision)
             let_go = [actor for actor in staff.everybody() if actor not in house.engines]
             for actor in let_go:
                 kill(actor)
@@ -152,7 +156,8 @@ def _hire(settings: RunSettings, task: Task, rules: Rules, house: EngineHouse, f
     if settings.replay is not None:
         return Staff(Pool("actor-train", trainers), Pool("rollout", []), Pool("runner", []))
     engines, context = house.engines, context_of(settings)
-    rewards = _reward_workers(settings, task.rewards)
+    judges = judge_engines(settings, house)
+    rewards = _reward_workers(settings, task.rewards, judges)
     stores: list[RayActor[SampleStore]] = []
     runners: list[RayActor[EpisodeRunner]] = []
     # On an engine's bundle: Ray keeps to it, unlike to a soft affinity, and it moves when its node is replaced.
@@ -182,6 +187,7 @@ def _hire(settings: RunSettings, task: Task, rules: Rules, house: EngineHouse, f
         Pool("runner", runners),
         stores,
         rewards,
+        judges,
         manager,
         transfer=house.transfer,
         sleepers=house.sleepers,
@@ -189,7 +195,9 @@ def _hire(settings: RunSettings, task: Task, rules: Rules, house: EngineHouse, f
 
 
 def _reward_workers(
-    settings: RunSettings, rewards: Mapping[str, RewardFunction]
+    settings: RunSettings,
+    rewards: Mapping[str, AnyRewardFunction],
+    judges: Sequence[RayActor[RolloutEngine]],
 ) -> list[RayActor[RewardWorker]]:
     """`reward_workers` processes for each domain."""
     hired = []
@@ -199,7 +207,10 @@ def _reward_workers(
             hired.append(
                 host(
                     RewardWorker,
-                    {domain: partial(_same, function)},
+                    {domain: partial(_same, given_a_judge(function, settings, judges))},
+                    settings.reward_slots,
+                    settings.reward_timeout_s,
+                    name,
                     name=name,
                     seat=beside_the_driver(),
                     restarts=-1,
@@ -208,7 +219,7 @@ def _reward_workers(
     return hired
 
 
-def _same(function: RewardFunction) -> RewardFunction:
+def _same(function: AnyRewardFunction) -> AnyRewardFunction:
     return function
 
 
@@ -219,6 +230,7 @@ async def _ready(staff: Staff) -> None:
         await staff.engines.broadcast(RolloutEngine.start)
         sleepers = [engine for engine in staff.engines if engine.name in staff.sleepers]
         await asyncio.gather(*(engine.call(RolloutEngine.sleep) for engine in sleepers))
+        await asyncio.gather(*(judge.call(RolloutEngine.start) for judge in staff.judges))
 
     async def trainers_meet() -> None:
         if staff.sleepers:

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from envs.task import Environment, RewardFunction
+from envs.reward_parts import AnyRewardFunction
+from envs.task import Environment
 from roll_ray.sample import Prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
     """What is trained on. `rewards` and `environments` are by domain; a domain without an environment is
-    single-turn. A reward function is any `f(view) -> float | Reward`."""
+    single-turn. A reward function is any `f(view) -> float | Reward`, async or not."""
 
     train: Sequence[Prompt]
     heldout: Sequence[Prompt] = ()
-    rewards: Mapping[str, RewardFunction] = field(default_factory=dict)
+    rewards: Mapping[str, AnyRewardFunction] = field(default_factory=dict)
     environments: Mapping[str, Callable[[], Environment]] = field(default_factory=dict)
 
     def problems(self) -> list[str]:
