@@ -59,13 +59,13 @@ class Lake:
 
     def after(self, position: Position, direction: str) -> Position:
         """Where a move leads; at the edge of the lake it leads nowhere."""
-        row, column = (a + b for a, b in zip(position, STEPS[direction], strict=True))
+        row, column = position[0] + STEPS[direction][0], position[1] + STEPS[direction][1]
         inside = 0 <= row < len(self.rows) and 0 <= column < len(self.rows)
         return (row, column) if inside else position
 
     def distances(self) -> dict[Position, int]:
         """Steps to the goal from each cell that is no hole and from which it can be reached."""
-        cells = list(itertools.product(range(len(self.rows)), repeat=2))
+        cells: list[Position] = [(r, c) for r, row in enumerate(self.rows) for c in range(len(row))]
         goals = [cell for cell in cells if self.cell(cell) == GOAL]
         distance, frontier = dict.fromkeys(goals, 0), deque(goals)
         while frontier:

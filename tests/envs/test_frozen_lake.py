@@ -40,7 +40,7 @@ def play_demonstration(prompt: Prompt, seed: int, skill: float) -> Played:
     return asyncio.run(policy)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**40), size=st.integers(2, 7), ice_share=st.floats(0.5, 1.0))
 def test_every_map_can_be_solved_and_equal_seeds_give_equal_maps(
     seed: int, size: int, ice_share: float
@@ -81,7 +81,7 @@ def test_the_demonstrator_reaches_the_goal_by_a_shortest_path(compact: bool) -> 
 
 
 def test_an_unskilled_demonstrator_stays_on_the_ice_and_is_often_late() -> None:
-    results = [play_demonstration(p, seed=i, skill=0.0).last for i, p in enumerate(training_prompts(40))]
+    results = [play_demonstration(p, seed=i, skill=0.0).last for i, p in enumerate(training_prompts(20))]
     assert {r.reward.reason for r in results} == {"reached the goal", "not at the goal in time"}  # type: ignore[union-attr]
 
 
@@ -117,8 +117,13 @@ def test_a_malformed_answer_costs_a_step_and_says_what_is_wrong() -> None:
 
 def test_slippery_ice_slides_a_third_each_way_as_the_seed_says() -> None:
     prompt = Prompt("p", text="", info={"rows": ["FFF", "FFF", "FFG"], "max_steps": 2, "slippery": True})
-    ends = [play(prompt, "R", "?", seed=seed).last.state for seed in range(600)]
-    assert ends == [play(prompt, "R", "?", seed=seed).last.state for seed in range(600)]
-    counts = {state: ends.count(state) for state in ends}
+
+    async def ends(seeds: range) -> list[str | None]:
+        played = [await play_scripted(FrozenLake(), prompt, lambda _: "R", seed=seed) for seed in seeds]
+        return [p.results_N[1].state for p in played]
+
+    states = asyncio.run(ends(range(300)))
+    assert states == asyncio.run(ends(range(300)))
+    counts = {state: states.count(state) for state in states}
     assert set(counts) == {"FAF\nFFF\nFFG", "FFF\nAFF\nFFG", "AFF\nFFF\nFFG"}
-    assert all(150 < n < 250 for n in counts.values())
+    assert all(70 < n < 130 for n in counts.values())

@@ -1,0 +1,1 @@
+"""Environments of other libraries, behind the protocol of `envs.task`. Their packages: `make envs`."""
