@@ -109,6 +109,7 @@ async def _run_program(words: Sequence[str], base_url: str, api_key: str, prompt
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
     if process.returncode != 0:
         last_words = complaint.decode(errors="replace").strip()[-_SHOWN:]
         raise ChildProcessError(f"{words[0]} ended with status {process.returncode}: {last_words}")
