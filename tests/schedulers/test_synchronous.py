@@ -3,213 +3,39 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from random import Random
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schedulers.events_log import from_record, to_record
+from schedulers.events_log import from_record
 from schedulers.protocol import (
     Abort,
-    Aborted,
     Action,
     BatchTrained,
     CutBatch,
     Event,
     Failed,
-    Generated,
     Launch,
     PromptsOffered,
     RequestPrompts,
     SampleId,
     Scored,
-    Started,
     Stop,
     Visit,
 )
 from schedulers.synchronous import Synchronous
 from schedulers.visit_filter import VisitFilter
-
-
-def offer(step: int, prompts: list[str], starts_step: bool = True, number: int = 0) -> PromptsOffered:
-    visits = tuple(Visit(p, number) for p in prompts)
-    return PromptsOffered(0.0, step, visits, ("d",) * len(visits), starts_step)
-
-
-class World:
-    """Carries the actions out at random and checks, after each one, what Synchronous promises."""
-
-    def __init__(self, seed: int, p: int, r: int, fault: float, keep: VisitFilter | None = None) -> None:
-        self.random, self.p, self.r, self.fault, self.keep = Random(seed), p, r, fault, keep
-        self.scheduler = Synchronous(p, r, keep=keep)
-        self.log: list[Any] = []  # events and state-changing calls, as JSON text
-        self.actions_seen: list[Action] = []
-        self.running: list[tuple[SampleId, int]] = []
-        self.closed_results: list[Event] = []  # results to deliver again, late
-        self.attempts: dict[SampleId, int] = {}
-        self.good: dict[SampleId, int] = {}  # validly scored: attempt
-        self.rewards: dict[SampleId, float] = {}
-        self.ended: Counter[Visit] = Counter()
-        self.open: set[Visit] = set()
-        self.wanted = 0
-        self.cut: CutBatch | None = None
-        self.stopped = False
-        self.visits_made = 0
-        self.trained: set[SampleId] = set()
-
-    # -- what happens --
-
-    def tell(self, *events: Event) -> None:
-        self.log += [json.dumps(["event", to_record(e)]) for e in events]
-        self.take(self.scheduler.handle(events))
-
-    def crash(self) -> None:
-        """A new object takes over the state, after a trip through JSON."""
-        state = json.loads(json.dumps(self.scheduler.state()))
-        self.log.append(json.dumps(["restore", state]))
-        self.closed_results += [Scored(0.0, s, a, 1.0) for s, a in self.running]
-        self.running, self.wanted, self.cut = [], 0, None
-        self.scheduler = Synchronous(self.p, self.r, keep=self.keep)
-        self.take(self.scheduler.restore(state))
-
-    def begin(self, step: int) -> None:
-        names = [f"p{self.visits_made + i}" for i in range(self.p)]
-        self.visits_made += self.p
-        event = offer(step, names)
-        self.open |= set(event.visits)
-        self.tell(event)
-
-    def replace(self, step: int) -> None:
-        count = self.random.randint(1, self.wanted)
-        self.wanted -= count
-        event = offer(step, [f"p{self.visits_made + i}" for i in range(count)], starts_step=False)
-        self.visits_made += count
-        self.open |= set(event.visits)
-        self.tell(event)
-
-    def result(self) -> None:
-        sample, attempt = self.running.pop(self.random.randrange(len(self.running)))
-        n = self.random.randint(0, 9)
-        self.tell(Started(0.0, sample, attempt, 0))
-        if self.random.random() < self.fault:
-            bad: list[Event] = [
-                Failed(0.0, sample, attempt, "died"),
-                Scored(0.0, sample, attempt, None, "verifier"),
-                Scored(0.0, sample, attempt, float("nan")),
-                Aborted(0.0, sample, attempt, n),
-            ]
-            event = self.random.choice(bad)
-        else:
-            reward = float(self.random.random() < 0.5) if self.keep else self.random.random()
-            event = Scored(0.0, sample, attempt, reward)
-            self.good[sample], self.rewards[sample] = attempt, reward
-        self.closed_results.append(event)
-        self.tell(Generated(0.0, sample, attempt, n, "stop"), event)
-
-    def late_duplicate(self) -> None:
-        """A result that is no longer waited for changes nothing and gives no action."""
-        event = self.random.choice(self.closed_results)
-        current = self.attempts.get(event.sample) == event.attempt and event.sample.visit in self.open
-        if current and not isinstance(event, Scored):
-            return  # a failure of the highest attempt is news, not a duplicate
-        if current and event.sample not in self.good:
-            return
-        before = len(self.actions_seen)
-        self.tell(event)
-        assert len(self.actions_seen) == before
-
-    def lose(self) -> None:
-        """A store dies: a scored sample's tokens are gone."""
-        sample = self.random.choice(sorted(self.good))
-        attempt = self.good.pop(sample)
-        self.cut = None
-        self.tell(Failed(0.0, sample, attempt, "store lost"))
-
-    # -- what the scheduler said --
-
-    def take(self, actions: list[Action]) -> None:
-        for action in actions:
-            self.actions_seen.append(action)
-            match action:
-                case Launch(visit, indices, attempt):
-                    assert visit in self.open, "launch of a closed visit"
-                    for i in indices:
-                        sample = SampleId(visit, i)
-                        assert attempt > self.attempts.get(sample, -1), "attempts must rise"
-                        assert sample not in self.good, "launch of a scored sample"
-                        self.attempts[sample] = attempt
-                        self.running.append((sample, attempt))
-                case Abort(samples):
-                    (visit,) = {s.visit for s in samples}
-                    self.end(visit)
-                case RequestPrompts(_, count, reason):
-                    assert reason
-                    self.wanted += count
-                    self.forget_ended()
-                case CutBatch(_, samples):
-                    assert self.cut is None, "cut twice"
-                    assert len(samples) == self.p * self.r == len(set(samples))
-                    assert list(samples) == sorted(samples)
-                    assert all(self.good.get(s) == self.attempts[s] for s in samples)
-                    assert not set(samples) & self.trained, "trained twice"
-                    for visit in {s.visit for s in samples} if self.keep else ():
-                        rewards = {self.rewards[s] for s in samples if s.visit == visit}
-                        assert len(rewards) > 1, "a visit that the filter refuses"
-                    self.cut = action
-                case Stop(reason):
-                    assert reason
-                    self.stopped = True
-
-    def end(self, visit: Visit) -> None:
-        if visit in self.open:
-            self.open.discard(visit)
-            self.ended[visit] += 1
-        for s in [s for s in self.good if s.visit == visit]:
-            del self.good[s]
-        self.running = [(s, a) for s, a in self.running if s.visit != visit]
-
-    def forget_ended(self) -> None:
-        """With R = 1 a visit that ends invalid leaves no sibling to abort."""
-        live = {Visit(p, n) for p, n, *_ in self.scheduler.state()["visits"]}
-        for visit in list(self.open - live):
-            self.end(visit)
-
-    def train(self) -> None:
-        assert self.cut is not None
-        self.trained |= set(self.cut.samples)
-        for visit in {s.visit for s in self.cut.samples}:
-            self.end(visit)
-        self.cut = None
-        self.tell(BatchTrained(0.0, len(self.log)))
+from tests.schedulers.world import World, offer
 
 
 def play(seed: int, steps: int = 3) -> World:
     random = Random(seed)
     p, r, fault = random.randint(1, 4), random.randint(1, 4), random.choice([0.0, 0.1, 0.3, 0.6])
-    world = World(seed, p, r, fault, random.choice([None, VisitFilter(max_batches=3)]) if r > 1 else None)
-    for step in range(steps):
-        world.begin(step)
-        while world.cut is None or world.random.random() < 0.3:
-            if world.stopped:
-                return world
-            dice = world.random.random()
-            if dice < 0.04:
-                world.crash()
-            elif dice < 0.07 and world.good:
-                world.lose()
-            elif dice < 0.15 and world.closed_results:
-                world.late_duplicate()
-            elif world.wanted and dice < 0.5:
-                world.replace(step)
-            elif world.running:
-                world.result()
-            else:
-                assert world.wanted or world.cut or world.stopped, "waits for nothing"
-        if world.cut is not None:
-            world.train()
+    keep = random.choice([None, VisitFilter(max_batches=3)]) if r > 1 else None
+    world = World(lambda p, r, keep: Synchronous(p, r, keep=keep), seed, p, r, fault, keep)
+    world.play(steps)
     return world
 
 
