@@ -68,6 +68,7 @@ class ForeignAgent:
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
+    prompt_id: str
     session: Session
     work: asyncio.Task[Verdict]
 
@@ -83,8 +84,8 @@ class AgentEpisode:
         """Start the agent; its first call is the observation."""
         session = await self._proxy.open()
         agent, url, key = self._agents.agent, self._proxy.base_url, session.key
-        work = asyncio.create_task(run_agent(agent, self._loop, url, key, prompt), name=prompt.id)
-        self._begun = _Begun(session, work)
+        work = asyncio.create_task(run_agent(agent, self._loop, url, key, prompt))
+        self._begun = _Begun(prompt.id, session, work)
         first = await self._asked(self._begun)
         if first is None:
             raise AgentFailedError(f"prompt {prompt.id}: the agent ended without a call to the policy")
@@ -123,7 +124,7 @@ class AgentEpisode:
         error = asyncio.CancelledError() if work.cancelled() else work.exception()
         if error is None:
             return None
-        self._agents.log_once(work.get_name(), error)
+        self._agents.log_once(begun.prompt_id, error)
         raise AgentFailedError(
-            f"prompt {work.get_name()}: the agent raised {type(error).__name__}: {error}"
+            f"prompt {begun.prompt_id}: the agent raised {type(error).__name__}: {error}"
         ) from error
