@@ -26,7 +26,7 @@ MAX_BITS = 4_096
 
 _MAX_FACTORIAL, _MAX_DECIMALS = 400, 100
 
-_SIGNS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "^": "\0"})
+_SIGNS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "^": "**"})
 _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -44,7 +44,7 @@ def calculate(expression: str) -> str:
     """The value of an expression as text. Raises CalculatorError."""
     if len(expression) > MAX_CHARACTERS:
         raise CalculatorError(f"the expression is longer than {MAX_CHARACTERS} characters")
-    text = expression.translate(_SIGNS).replace("\0", "**").strip()
+    text = expression.translate(_SIGNS).strip()
     try:
         tree = ast.parse(text, mode="eval")
         return _shown(_value(tree.body))

@@ -24,7 +24,7 @@ COMPACT_ASK = "?"
 COMPACT_LETTERS = string.ascii_lowercase
 COMPACT_CHARACTERS = COMPACT_ASK + "<>=" + COMPACT_LETTERS[:HIGHEST]
 
-_NUMBER = re.compile(r"(?<![\w.])-?[0-9]+(?![\w.]*[0-9])")
+_NUMBER = re.compile(r"(?<![\w.])-?[0-9]++(?![\w.]*[0-9])")
 _RULES = (
     "I have chosen a whole number from 1 to {highest}. You have {max_turns} guesses; answer each time with your guess "
     "alone. After each guess I say < when my number is smaller, > when it is larger, = when you have found it."

