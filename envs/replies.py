@@ -12,7 +12,8 @@ from roll_ray.sample import Prompt
 def opening(prompt: Prompt, text: str) -> Observation:
     """The prompt and below it the environment's first words, in the last message where it is the user's."""
     if prompt.messages is None:
-        return Observation(text=f"{_text(prompt)}\n{text}\n" if prompt.text else f"{text}\n")
+        asked = _text(prompt)
+        return Observation(text=f"{asked}\n{text}\n" if asked else f"{text}\n")
     *earlier, last = prompt.messages
     if last["role"] != "user":
         return Observation(messages=(*prompt.messages, {"role": "user", "content": text}))
