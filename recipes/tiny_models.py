@@ -38,6 +38,23 @@ def make_letter_a_qwen2(folder: Path, seed: int = 0) -> Path:
     )
 
 
+def make_character_qwen3(
+    folder: Path,
+    characters: str,
+    seed: int = 0,
+    *,
+    hidden: int = 64,
+    layers: int = 2,
+    context: int = 128,
+) -> Path:
+    """A Qwen3 with random weights and heads of 32 that reads these characters, for agents that speak in few of them."""
+    sizes = {"hidden": hidden, "layers": layers, "context": context}
+    record = {"model": "character_qwen3", "seed": seed, "characters": characters, **sizes}
+    return made_once(
+        folder, record, lambda new: _write_character_qwen3(new, characters, seed, hidden, layers, context)
+    )
+
+
 def character_tokenizer(characters: Sequence[str]) -> PreTrainedTokenizerFast:
     """One token a character: pad 0, eos 1, unknown 2, then `characters` in their order. Adds no special token."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -75,6 +92,28 @@ def _write_tiny_qwen3(folder: Path, seed: int) -> None:
         bos_token_id=None,
     )
     _write_random_model(folder, config, DEMO_CHARACTERS, seed)
+
+
+def _write_character_qwen3(
+    folder: Path, characters: str, seed: int, hidden: int, layers: int, context: int
+) -> None:
+    from transformers import Qwen3Config
+
+    config = Qwen3Config(
+        vocab_size=3 + len(characters),
+        hidden_size=hidden,
+        intermediate_size=3 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // 32,
+        num_key_value_heads=hidden // 32,
+        head_dim=32,
+        tie_word_embeddings=True,
+        max_position_embeddings=context,
+        pad_token_id=PAD_ID,
+        eos_token_id=EOS_ID,
+        bos_token_id=None,
+    )
+    _write_random_model(folder, config, characters, seed)
 
 
 def _write_letter_a_qwen2(folder: Path, seed: int) -> None:

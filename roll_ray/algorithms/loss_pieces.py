@@ -26,8 +26,8 @@ Piece = Callable[[TokenBatch, torch.Tensor, torch.Tensor | None, Measures], torc
 def sum_of_pieces(
     piece: Piece, batch: TokenBatch, output: PolicyOutput
 ) -> tuple[torch.Tensor, dict[str, MetricSum]]:
-    """The sum of `piece` over the batch and the metrics. The sum is a scalar with gradient to `output.logprobs_T`, and to
-    `output.entropy_T` where that has a gradient itself.
+    """The sum of `piece` over the batch and the metrics. The sum is a scalar with gradient to `output.logprobs_T`, and
+    to `output.entropy_T` where that has a gradient itself.
 
     The gradient is exactly 0 at tokens that the batch does not train on, whatever stands there.
     """

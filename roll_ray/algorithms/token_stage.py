@@ -2,7 +2,8 @@
 
 The driver gives each sample one number (its reward, less a baseline). Here it becomes the reward of the last
 policy token, the KL to the reference joins as a cost of every policy token, and returns are summed from
-behind. Or it gives a number for each turn, which every token of the turn gets. Whitening needs the whole batch: ranks report `Moments`, the driver merges them, and `finish` uses them.
+behind. Or it gives a number for each turn, which every token of the turn gets. Whitening needs the whole
+batch: ranks report `Moments`, the driver merges them, and `finish` uses them.
 """
 
 from __future__ import annotations
