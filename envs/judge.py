@@ -98,7 +98,9 @@ class JudgeReward:
 
     async def __call__(self, view: ScoredView) -> Reward:
         if self.ask is None:
-            raise RuntimeError("this judge was given nobody to ask: set judge.model, or name one in JudgeReward(ask)")
+            raise RuntimeError(
+                "this judge was given nobody to ask: set judge.model, or name one in JudgeReward(ask)"
+            )
         text, why = self.question(view), ""
         for attempt in range(self.attempts):
             if attempt:

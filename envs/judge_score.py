@@ -59,10 +59,7 @@ def _after_thinking(text: str) -> str:
 
 
 def _last(kind: re.Pattern[str], text: str) -> re.Match[str] | None:
-    found = None
-    for found in kind.finditer(text):
-        pass
-    return found
+    return next(reversed(list(kind.finditer(text))), None)
 
 
 def _json_score(text: str) -> re.Match[str] | None:
@@ -86,7 +83,7 @@ def _share(value: str, of: str | None, percent: str | None, scale: float) -> flo
         divisor = 100.0
     else:
         divisor = 1.0 if "." in value and number <= 1.0 else scale
-    return number / divisor if 0.0 < divisor and number <= divisor else None
+    return number / divisor if divisor > 0.0 and number <= divisor else None
 
 
 def _verdict(text: str) -> float | None:

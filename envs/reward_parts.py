@@ -30,7 +30,9 @@ from roll_ray.sample import Reward
 
 AnyRewardFunction = RewardFunction | AsyncRewardFunction
 
-THINK_ANSWER = r"\s*<think>(?:(?!</?(?:think|answer)>).)*</think>\s*<answer>(?:(?!</?(?:think|answer)>).)*</answer>\s*"
+THINK_ANSWER = (
+    r"\s*<think>(?:(?!</?(?:think|answer)>).)*</think>\s*<answer>(?:(?!</?(?:think|answer)>).)*</answer>\s*"
+)
 """Reasoning in one pair of think tags, then the answer in one pair of answer tags, and nothing else."""
 
 

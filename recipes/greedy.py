@@ -1,4 +1,4 @@
-"""Greedy answers of a model folder with plain transformers, for models that a recipe has just made."""
+"""Answers of a model folder with plain transformers, for models that a recipe has just made."""
 
 from __future__ import annotations
 
@@ -25,6 +25,23 @@ def greedy_answers(
     model: str, prompts: Sequence[Prompt], *, max_new_tokens: int, batch_size: int = 128
 ) -> list[ScoredView]:
     """What the model answers, in the order of `prompts`; a cut answer has finish_reason "length"."""
+    return _answers(model, prompts, max_new_tokens, batch_size, sample=False)
+
+
+def sampled_answers(
+    model: str, prompts: Sequence[Prompt], *, max_new_tokens: int, seed: int, batch_size: int = 128
+) -> list[ScoredView]:
+    """As `greedy_answers`, drawn at temperature 1."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return _answers(model, prompts, max_new_tokens, batch_size, sample=True)
+
+
+def _answers(
+    model: str, prompts: Sequence[Prompt], max_new_tokens: int, batch_size: int, sample: bool
+) -> list[ScoredView]:
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -44,7 +61,8 @@ def greedy_answers(
                 output = policy.generate(
                     ids,
                     attention_mask=torch.ones_like(ids),
-                    do_sample=False,
+                    do_sample=sample,
+                    **({"top_k": 0} if sample else {}),  # transformers keeps 50 unless told
                     max_new_tokens=max_new_tokens,
                     eos_token_id=list(ends),
                     pad_token_id=ends[0],

@@ -33,7 +33,9 @@ def judge_problems(settings: RunSettings, task: Task) -> list[str]:
             for domain in waiting
         ]
     if settings.judge.model is not None and not waiting:
-        return [f"judge.model={settings.judge.model} is set, and no reward function asks a judge: leave it out"]
+        return [
+            f"judge.model={settings.judge.model} is set, and no reward function asks a judge: leave it out"
+        ]
     return []
 
 

@@ -44,6 +44,9 @@ class PromptStream:
         self._position += n
         return drawn
 
+    def prompt(self, prompt_id: str) -> Prompt:
+        return self._prompts[prompt_id]
+
     def state(self) -> dict[str, int]:
         """Where the stream stands, and of which prompts: a few integers, for a checkpoint."""
         return {
@@ -109,11 +112,15 @@ class DomainMix:
         _check_weights(weights, by_domain)
         self._weights = whole_weights(weights)
         self._streams = {name: PromptStream(by_domain[name], seed) for name in self._weights}
+        self._prompts = {p.id: p for p in prompts}
         self._credits = dict.fromkeys(self._weights, 0)
 
     def draw(self, n: int) -> list[tuple[Visit, Prompt]]:
         """The next `n` visits with their prompts."""
         return [self._streams[self._next_domain()].draw(1)[0] for _ in range(n)]
+
+    def prompt(self, prompt_id: str) -> Prompt:
+        return self._prompts[prompt_id]
 
     def state(self) -> dict[str, Any]:
         """Where the mix and each domain's stream stand: a few integers, for a checkpoint."""

@@ -74,9 +74,7 @@ class Evaluator:
         return bool(every and self.prompts) and (step % every == 0 or step == self.max_steps)
 
 
-def heldout_metrics(
-    answers: Sequence[EvaluationAnswer], domains: Mapping[str, str]
-) -> dict[str, float]:
+def heldout_metrics(answers: Sequence[EvaluationAnswer], domains: Mapping[str, str]) -> dict[str, float]:
     """What held-out answers say, and where there are several `domains` (by prompt id) what those of each do.
 
     A domain without a valid reward has no accuracy. Raises RollRayError when no answer has one."""

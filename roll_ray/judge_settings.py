@@ -7,7 +7,6 @@ from pydantic import Field
 from roll_ray.algorithm_settings import StrictModel
 from roll_ray.devices import Devices
 
-
 ATTEMPTS = 3
 """Calls of a judge for one response, before its reward is invalid."""
 
@@ -42,7 +41,9 @@ class JudgeSettings(StrictModel):
         0.3, gt=0, le=1, description="Share of a GPU's memory that an engine of the judge takes and keeps."
     )
     timeout_s: float = Field(
-        15.0, gt=0, description="One call of the judge that takes longer has failed; the third that fails is the last."
+        15.0,
+        gt=0,
+        description="One call of the judge that takes longer has failed; the third that fails is the last.",
     )
 
     @property
@@ -53,7 +54,9 @@ class JudgeSettings(StrictModel):
     def problems(self, reward_timeout_s: float) -> list[str]:
         """What contradicts itself, a sentence each."""
         if self.model is None:
-            set_alone = "judge.endpoint is set and judge.model is not: name the model that the server should ask"
+            set_alone = (
+                "judge.endpoint is set and judge.model is not: name the model that the server should ask"
+            )
             return [set_alone] if self.endpoint is not None else []
         found = []
         if ATTEMPTS * self.timeout_s > reward_timeout_s:

@@ -13,7 +13,6 @@ from roll_ray.devices import check_against, engines_of
 from roll_ray.errors import SettingsError
 from roll_ray.settings import RunSettings
 
-
 JUDGE = "judge"
 """The role of engines that judge (`settings.judge`)."""
 
@@ -75,8 +74,8 @@ def place(settings: RunSettings) -> Placement:
     for judge in judges:
         if not any(b >= set(judge) for b in bundles):
             raise SettingsError(
-                f"judge.devices={list(settings.judge.devices)}: an engine of the judge on devices {list(judge)} would lie "
-                "across several rollout engines",
+                f"judge.devices={list(settings.judge.devices)}: an engine of the judge on devices {list(judge)} "
+                "would lie across several rollout engines",
                 next_step="let it lie within the devices of one rollout engine, or on devices of its own",
             )
     for role in (settings.devices.train, [j[0] for j in judges]):

@@ -32,6 +32,8 @@ class PromptSource(Protocol):
 
     def draw(self, n: int) -> Sequence[tuple[Visit, Prompt]]: ...
 
+    def prompt(self, prompt_id: str) -> Prompt: ...
+
     def state(self) -> dict[str, Any]: ...
 
     def restore(self, state: Mapping[str, Any]) -> None: ...
@@ -58,7 +60,6 @@ class LiveRollouts:
     stores: Mapping[str, Actor[StoreWorker]]
     prompts: PromptSource
     objects: ObjectStore
-    prompts_per_step: int
     mini_batches: int
     ranks: int
     say_waiting: Callable[[str], None]
@@ -68,12 +69,11 @@ class LiveRollouts:
     shown: list[tuple[Prompt, Any]] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
     _counts: AttemptCounts = field(default_factory=AttemptCounts)
-    _prompts_of_step: dict[str, Prompt] = field(default_factory=dict)
 
     async def parts(self, step: int) -> AsyncIterator[Part]:
         """Offer the prompts of a step and give its batch when it is complete."""
-        self._prompts_of_step.clear()
-        await self._offer(step, self.prompts_per_step, starts_step=True)
+        wanted = await _patient(self.manager, ManagerWorker.prompts_wanted)
+        await self._offer(step, wanted, starts_step=True)
         said_s = time.monotonic()
         while True:
             outcome = await _patient(self.manager, ManagerWorker.next_outcome, POLL_S)
@@ -107,12 +107,14 @@ class LiveRollouts:
 
     async def restore(self, state: Mapping[str, Any]) -> None:
         self.prompts.restore(state["prompts"])
-        await _patient(self.manager, ManagerWorker.restore, state["manager"])
+        lacking = await _patient(self.manager, ManagerWorker.restore, state["manager"])
+        if lacking:
+            book = self.objects.put({v.prompt_id: self.prompts.prompt(v.prompt_id) for v in lacking})
+            await _patient(self.manager, ManagerWorker.renew_prompts, lacking, [book])
         self._counts.step(await _patient(self.manager, ManagerWorker.metrics))  # begin from what was restored
 
     async def _offer(self, step: int, n: int, *, starts_step: bool) -> None:
         drawn = self.prompts.draw(n)
-        self._prompts_of_step |= {prompt.id: prompt for _, prompt in drawn}
         book = self.objects.put({prompt.id: prompt for _, prompt in drawn})
         visits = [visit for visit, _ in drawn]
         domains = [prompt.domain for _, prompt in drawn]
@@ -155,7 +157,7 @@ class LiveRollouts:
                 batch = await self.stores[receipt.store].call(StoreWorker.fetch, ids)
             except (ActorUnavailable, WorkerDiedError, LookupError):
                 continue  # only for reading; the batch itself is already safe in the object store
-            shown.append((self._prompts_of_step[receipt.sample.visit.prompt_id], batch.sample(0)))
+            shown.append((self.prompts.prompt(receipt.sample.visit.prompt_id), batch.sample(0)))
         return shown
 
 

@@ -26,7 +26,5 @@ class RayMetricsSink:
             stem, _, member = name.partition("/")
             if stem not in self._gauges:
                 meaning = name if name == "step" else metric_of(name).meaning
-                self._gauges[stem] = Gauge(
-                    f"roll_ray_{stem}", description=meaning, tag_keys=("run", "of")
-                )
+                self._gauges[stem] = Gauge(f"roll_ray_{stem}", description=meaning, tag_keys=("run", "of"))
             self._gauges[stem].set(float(value), tags={"run": self.run_name, "of": member})

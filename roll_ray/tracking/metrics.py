@@ -72,7 +72,9 @@ def in_order(names: Collection[str]) -> list[str]:
     """Declared metrics in the order of their declaration, each followed by its members that are among `names`."""
     members = sorted(name for name in names if name not in DECLARED)
     heads = (*DECLARED, *(family for family in FAMILIES if family not in DECLARED))
-    ordered = [name for head in heads for name in (head, *(m for m in members if m.partition("/")[0] == head))]
+    ordered = [
+        name for head in heads for name in (head, *(m for m in members if m.partition("/")[0] == head))
+    ]
     return [name for name in ordered if name in names]
 
 
@@ -238,14 +240,24 @@ _declare_all(
 )
 
 BY_DOMAIN: tuple[tuple[str, str, Section, str], ...] = (
-    ("reward_mean", "reward", "learning", "Reward of the batch's samples of domain {}, invalid ones left out."),
+    (
+        "reward_mean",
+        "reward",
+        "learning",
+        "Reward of the batch's samples of domain {}, invalid ones left out.",
+    ),
     ("heldout_accuracy", "share", "learning", "Mean reward on held-out prompts of domain {}."),
     ("heldout_invalid_share", "share", "learning", "Held-out answers of domain {} whose reward is invalid."),
     ("heldout_tokens_mean", "tokens", "learning", "Length of held-out answers of domain {}."),
     ("no_signal_share", "share", "learning", "Prompts of domain {} whose samples all have one reward."),
     ("response_tokens_mean", "tokens", "rollout", "Policy tokens of a response of domain {}."),
     ("truncated_share", "share", "rollout", "Responses of domain {} cut at their token limit."),
-    ("invalid_share", "share", "rollout", "Responses of domain {} scored for the step whose reward is invalid."),
+    (
+        "invalid_share",
+        "share",
+        "rollout",
+        "Responses of domain {} scored for the step whose reward is invalid.",
+    ),
     ("batch_share", "share", "rollout", "Samples of the batch that are of domain {}."),
     ("reward_s", "s", "speed", "Reward time of a sample of domain {}."),
 )
@@ -254,5 +266,9 @@ BY_DOMAIN: tuple[tuple[str, str, Section, str], ...] = (
 for _name, _unit, _section, _meaning in BY_DOMAIN:
     declare_family(_name, _unit, "mean", _meaning, _section)
 declare_family(
-    "reward_part", "reward", "mean", "Part {} of the reward, over the samples whose reward has it.", "learning"
+    "reward_part",
+    "reward",
+    "mean",
+    "Part {} of the reward, over the samples whose reward has it.",
+    "learning",
 )

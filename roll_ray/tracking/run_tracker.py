@@ -65,7 +65,12 @@ class RunTracker:
     def step_done(self, step: int, part: Part, evaluation: Mapping[str, float]) -> None:
         """Write the step down and show it. Raises `UndeclaredMetricError` for a number nobody explained."""
         times_s = self._times()
-        metrics: dict[str, Value] = {**times_s, **batch_metrics(part, self.by_domain), **evaluation, "weight_version": step}
+        metrics: dict[str, Value] = {
+            **times_s,
+            **batch_metrics(part, self.by_domain),
+            **evaluation,
+            "weight_version": step,
+        }
         metrics["tokens_per_s"] = int(part.cut.policy_tokens_B.sum()) / times_s["step_s"]
         metrics["samples_per_s"] = len(part.cut.receipts) / times_s["step_s"]
         for source in self.sources:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from envs import addition, letter_a, sort_letters
+from envs import addition, letter_a, sort_letters, two_digit_addition
 from envs.task import ScoredView
 from roll_ray.sample import Prompt
 
@@ -90,3 +90,23 @@ def test_a_prompt_without_reference_is_invalid_not_wrong() -> None:
     prompt = Prompt(id="p", text="x")
     assert not sort_letters.reward(view(prompt, "abcf")).valid
     assert not addition.reward(view(prompt, "7")).valid
+
+
+def test_two_digit_addition_holds_400_pairs_out_and_rewards_the_exact_sum() -> None:
+    heldout, train = two_digit_addition.heldout_prompts(), two_digit_addition.training_prompts(seed=1)
+    assert (len(heldout), len(train)) == (400, 7700)
+    assert not {p.id for p in heldout} & {p.id for p in train}
+    assert two_digit_addition.training_prompts(seed=2) != train
+    for prompt in [*heldout, *train[:100]]:
+        a, b = (prompt.text or "").rstrip("=").split("+")
+        assert prompt.reference == str(int(a) + int(b))
+    prompt = Prompt(id="p", text="47+85=", reference="132")
+    assert two_digit_addition.reward(view(prompt, "132")).value == 1.0
+    for text, finish, reason in [
+        ("131", "stop", "131 is not 132"),
+        ("", "stop", "no number: ''"),
+        ("132.", "stop", "no number: '132.'"),
+        ("132", "length", "did not end after the answer"),
+    ]:
+        reward = two_digit_addition.reward(view(prompt, text, finish))
+        assert (reward.value, reward.reason) == (0.0, reason)

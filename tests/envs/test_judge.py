@@ -65,12 +65,15 @@ def test_what_another_call_cannot_change_is_not_asked_again() -> None:
 
 
 def test_a_template_and_a_parser_of_ones_own() -> None:
-    reward, asked = judged("ok", template="{question}{answer}?", parse=lambda text, scale: float(text == "ok"))
+    reward, asked = judged(
+        "ok", template="{question}{answer}?", parse=lambda text, scale: float(text == "ok")
+    )
     assert (reward.value, asked) == (1.0, ["2 + 2 = {?}it is {4}?"])
 
 
 @pytest.mark.parametrize(
-    ("template", "message"), [("{answer} {grade}", r"\['grade'\]; known are question"), ("{question}", "nothing to")]
+    ("template", "message"),
+    [("{answer} {grade}", r"\['grade'\]; known are question"), ("{question}", "nothing to")],
 )
 def test_a_template_that_cannot_be_filled_is_refused_at_once(template: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -93,8 +93,9 @@ def test_a_number_alone_is_so_many_of_the_scale() -> None:
 @given(
     st.lists(
         st.sampled_from(
-            ["score", "Score:", "8", "/", "10", "0.5", "[[", "]]", "<score>", "</score>", "yes", "no", "%"]
-            + ["<think>", "</think>", "out of", "{", "}", '"score":', "\n", " ", "is", "-", "**"]
+            'score Score: 8 / 10 0.5 [[ ]] <score> </score> yes no % <think> </think> of { } "score": is - **'.split(
+                " "
+            )
         ),
         max_size=12,
     ).map("".join)
@@ -104,6 +105,10 @@ def test_no_text_raises_and_no_score_leaves_its_range(text: str) -> None:
     assert score is None or 0.0 <= score <= 1.0
 
 
-@given(n=st.integers(0, 20), of=st.integers(1, 20), before=st.sampled_from(["", "It is ok. ", "Reasons:\n- one\n"]))
+@given(
+    n=st.integers(0, 20),
+    of=st.integers(1, 20),
+    before=st.sampled_from(["", "It is ok. ", "Reasons:\n- one\n"]),
+)
 def test_a_fraction_is_read_exactly(n: int, of: int, before: str) -> None:
     assert parse_score(f"{before}Score: {n}/{of}") == (n / of if n <= of else None)

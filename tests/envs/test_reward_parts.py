@@ -45,7 +45,9 @@ def test_an_invalid_part_makes_the_whole_invalid_with_its_name() -> None:
     assert main == Reward(None, "verifier timed out", "5")
     beside = WeightedReward({"correct": (1.0, right), "style": (0.1, lost)})(view("4"))
     assert (beside.value, beside.reason) == (None, "part style: verifier timed out")
-    no_number: Any = WeightedReward({"correct": (1.0, right), "odd": (0.1, lambda v: float("nan"))})(view("4"))
+    no_number: Any = WeightedReward({"correct": (1.0, right), "odd": (0.1, lambda v: float("nan"))})(
+        view("4")
+    )
     assert "part odd: the reward is nan" in no_number.reason
 
 

@@ -15,7 +15,11 @@ from roll_ray.sample import Prompt, Reward
 TOOLS = ToolCallValidity(
     {
         "search": {
-            "properties": {"query": {"type": "string"}, "k": {"type": "integer"}, "lang": {"enum": ["en", "de"]}},
+            "properties": {
+                "query": {"type": "string"},
+                "k": {"type": "integer"},
+                "lang": {"enum": ["en", "de"]},
+            },
             "required": ["query"],
             "additionalProperties": False,
         },
@@ -92,7 +96,10 @@ def test_no_text_raises(text: str, tagged: bool) -> None:
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.text(max_size=5),
-        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["name", "arguments", "function", "query"]), inner),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(st.sampled_from(["name", "arguments", "function", "query"]), inner)
+        ),
         max_leaves=8,
     )
 )

@@ -38,6 +38,8 @@ def test_no_valid_answer_at_all_is_an_error_with_the_reason():
 
 
 def test_a_limit_takes_from_every_domain_in_turn():
-    prompts = [Prompt(f"{d}{i}", text="?", domain=d) for d, n in (("maths", 6), ("code", 2)) for i in range(n)]
+    prompts = [
+        Prompt(f"{d}{i}", text="?", domain=d) for d, n in (("maths", 6), ("code", 2)) for i in range(n)
+    ]
     assert [p.id for p in in_turns(prompts, 6)] == ["maths0", "code0", "maths1", "code1", "maths2", "maths3"]
     assert in_turns(prompts[:6], 4) == prompts[:4]

@@ -196,9 +196,15 @@ def test_a_mixed_batch_is_told_of_as_a_whole_and_by_domain(tmp_path: Path) -> No
         given = receipt(domain, index, reward, 10 if domain == "maths" else 30)
         return dataclasses.replace(given, domain=domain, parts=parts)
 
-    mixed = part(of("maths", 0, 1.0, correct=1.0), of("maths", 1, 0.0, correct=0.0), of("code", 0, 0.5, style=-0.5))
+    mixed = part(
+        of("maths", 0, 1.0, correct=1.0), of("maths", 1, 0.0, correct=0.0), of("code", 0, 0.5, style=-0.5)
+    )
     numbers = batch_metrics(mixed, by_domain=True)
-    assert (numbers["reward_mean"], numbers["reward_mean/maths"], numbers["reward_mean/code"]) == (0.5, 0.5, 0.5)
+    assert (numbers["reward_mean"], numbers["reward_mean/maths"], numbers["reward_mean/code"]) == (
+        0.5,
+        0.5,
+        0.5,
+    )
     assert (numbers["response_tokens_mean/maths"], numbers["response_tokens_mean/code"]) == (10, 30)
     assert (numbers["no_signal_share/maths"], numbers["no_signal_share/code"]) == (0, 1)
     assert numbers["batch_share/maths"] == pytest.approx(2 / 3)
