@@ -20,6 +20,7 @@ from envs.code_answer import NoProgram, find_program
 from envs.code_cases import Case, NoCases, StdioCase, cases_of
 from envs.sandbox import Limits, Outcome, Sandbox, SandboxError, kept_sandbox, require_isolation
 from envs.sandbox_filter import system_call_filter
+from envs.sandbox_inside.checker import ENDED_EARLY
 from envs.task import ScoredView
 from roll_ray.sample import Reward
 
@@ -162,9 +163,9 @@ def _wrong_output(case: StdioCase, outcome: Outcome) -> str:
 
 
 def _failed_tests(outcome: Outcome) -> str:
-    if not outcome.verdict or outcome.status is None:
-        return outcome.verdict or ""
-    return f"{outcome.verdict} ({_how_it_ended(outcome.status)})"
+    if outcome.verdict == ENDED_EARLY and outcome.status is not None:
+        return f"{ENDED_EARLY} ({_how_it_ended(outcome.status)})"
+    return outcome.verdict or ""
 
 
 def _shown(text: str) -> str:

@@ -12,6 +12,7 @@ after another, is used by one thread at a time, and ends with the thread that st
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -25,7 +26,14 @@ from typing import IO, Any
 
 from envs.sandbox_filter import system_call_filter
 from envs.sandbox_inside.wire import STDERR, STDOUT, VERDICT, PeerGone, receive_frame, send_frame
-from envs.sandbox_walls import SCRATCH, bare_command, compile_supervisor, require_bubblewrap, walled_command
+from envs.sandbox_walls import (
+    SCRATCH,
+    bare_command,
+    compile_supervisor,
+    require_bubblewrap,
+    seen_packages,
+    walled_command,
+)
 from roll_ray.errors import RollRayError
 
 log = logging.getLogger(__name__)
@@ -69,7 +77,8 @@ class Outcome:
     `breach` names the limit that ended it: time-out, memory, processes, output, files; or "ended" where the sandbox
     itself was brought down. `status` is the exit status, negative for a signal; None if the program was still
     running. `stderr` is the end of it. `verdict`: of tests that came to their end, empty if they passed, else why
-    they did not; None without tests, or if their process was brought down.
+    they did not; None without tests, or if their process was brought down. `spent`: the next program gets a new
+    sandbox.
     """
 
     seconds: float
@@ -77,6 +86,7 @@ class Outcome:
     status: int | None = None
     tests_status: int | None = None
     scratch_full: bool = False
+    spent: bool = False
     stdout: str = ""
     stderr: str = ""
     verdict: str | None = None
@@ -91,6 +101,7 @@ class Sandbox:
         self._limits = limits
         self._isolation = isolation
         self._packages = [os.path.abspath(p) for p in packages]
+        self._seen_packages = self._packages if isolation == "none" else seen_packages(self._packages)
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._owner = 0
@@ -117,10 +128,10 @@ class Sandbox:
             outcome = _receive_outcome(_fd(process.stdout))
         except (PeerGone, ValueError):
             late = time.monotonic() - started_s > limit_s
-            outcome = Outcome(time.monotonic() - started_s, "time-out" if late else "ended")
+            outcome = Outcome(time.monotonic() - started_s, "time-out" if late else "ended", spent=True)
         finally:
             watchdog.cancel()
-        if outcome.breach or outcome.tests_status:
+        if outcome.spent:
             self.close()
         return outcome
 
@@ -141,7 +152,7 @@ class Sandbox:
         watchdog.start()
         job = {
             "limits": asdict(self._limits),
-            "packages": self._packages,
+            "packages": self._seen_packages,
             "folder": folder,
             "isolated": self._isolation != "none",
         }
@@ -245,6 +256,12 @@ def require_isolation(isolation: str) -> None:
         )
         return
     require_bubblewrap()
+    _require_start()
+
+
+@functools.cache
+def _require_start() -> None:
+    """An empty program must run; this is tried once in a process, and again after it failed."""
     with Sandbox(Limits()) as sandbox:
         try:
             outcome = sandbox.run("")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import compileall
 import functools
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -49,13 +50,14 @@ _ENVIRONMENT = {
 
 def require_bubblewrap() -> None:
     """Raise `RollRayError` with the line that installs it, unless bubblewrap is there and new enough."""
-    version = _version()
-    if version is None:
+    program = shutil.which("bwrap")
+    if program is None:
         raise RollRayError(
             "code rewards need a sandbox, and bubblewrap (bwrap) is not installed",
             why="programs that a model wrote are not run without one",
             next_step=f"{INSTALL_LINE}, or set sandbox=none if you trust every program",
         )
+    version = _version(program)
     if version < OLDEST_BUBBLEWRAP:
         raise RollRayError(
             f"bubblewrap {'.'.join(map(str, version))} is too old for code rewards",
@@ -64,11 +66,10 @@ def require_bubblewrap() -> None:
         )
 
 
-def _version() -> tuple[int, ...] | None:
-    if shutil.which("bwrap") is None:
-        return None
-    said = subprocess.run(["bwrap", "--version"], capture_output=True, text=True, check=False).stdout
-    return tuple(int(part) for part in said.split()[-1].split(".")) if said else None
+@functools.cache
+def _version(program: str) -> tuple[int, ...]:
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
+    return tuple(map(int, re.findall(r"\d+", said)))
 
 
 @functools.cache
@@ -82,9 +83,15 @@ def bare_command() -> list[str]:
     return _interpreter(str(_INSIDE.parents[1]))
 
 
+def seen_packages(packages: Sequence[str]) -> list[str]:
+    """Where the folders are seen behind the walls."""
+    return [f"/packages/{i}" for i in range(len(packages))]
+
+
 def walled_command(scratch_bytes: int, packages: Sequence[str], filter_fd: int) -> list[str]:
     """The supervisor behind walls. `packages` are folders that it sees besides, read-only."""
-    shown = {path: path for path in [*_interpreter_folders(), *packages]}
+    shown = {path: path for path in _interpreter_folders()}
+    shown |= dict(zip(seen_packages(packages), packages, strict=True))
     shown[f"{_OURS}/envs/sandbox_inside"] = str(_INSIDE)
     if os.geteuid() != 0:
         return _walls(shown, scratch_bytes, filter_fd)

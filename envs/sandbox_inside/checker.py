@@ -1,8 +1,8 @@
 """The process of the tests: runs them against a program that lives in another process, and reports the verdict.
 
 It reads the tests itself, from the descriptor that leads out of the sandbox, after the program's process was forked:
-they are in no memory that a program ever had. What a name in the tests means: what the tests define; else, for a
-name of `entry_points`, the program's; else a builtin; else the program's.
+they are in no memory that a program ever had. Tests take from the program the names of `entry_points`, if any are
+given; else what they import from `solution`; else what neither they nor Python define.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from envs.sandbox_inside import pytest_like
 from envs.sandbox_inside.remote import Peer
 from envs.sandbox_inside.wire import PeerGone, receive_frame
 
+ENDED_EARLY = "the program ended before its tests did"
 _FILE = "<tests>"
 _MAX_REASON_CHARS = 500
 
@@ -34,7 +35,7 @@ def check(tests_fd: int, program_fd: int) -> str:
             return f"the program could not be loaded: {str(state[1])[:_MAX_REASON_CHARS]}"
         _run(tests, peer)
     except PeerGone:
-        return "the program ended before its tests did"
+        return ENDED_EARLY
     except BaseException as error:  # the boundary: whatever a test raises is its verdict
         return _reason(error)
     return ""
@@ -54,7 +55,8 @@ def _run(tests: dict[str, Any], peer: Peer) -> None:
     solution.__dict__.update(given)
     sys.modules.setdefault("pytest", pytest_like.as_module())
     namespace = module.__dict__
-    namespace.update(given)
+    if not _imports_solution(tree):
+        namespace.update(given)
     setup_lines = tests["setup"].count("\n") + 1
     setup = [node for node in tree.body if node.lineno <= setup_lines]
     _execute(setup, namespace)
@@ -73,6 +75,14 @@ def _names_of_program(peer: Peer, tree: ast.Module, entry_points: set[str]) -> d
     wanted = entry_points or _mentioned(tree) - vars(builtins).keys()
     given = peer.request("names", 0, sorted(wanted))
     return {name: given[name] for name in wanted if name in given}
+
+
+def _imports_solution(tree: ast.Module) -> bool:
+    return any(
+        (isinstance(node, ast.ImportFrom) and node.module == "solution")
+        or (isinstance(node, ast.Import) and any(alias.name == "solution" for alias in node.names))
+        for node in ast.walk(tree)
+    )
 
 
 def _mentioned(tree: ast.Module) -> set[str]:

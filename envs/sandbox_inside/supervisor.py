@@ -2,7 +2,7 @@
 
 As process 1 it cannot be killed or stopped from inside, and being undumpable it cannot be traced or looked into,
 though programs run under the same user. All that a program started is dead, and its folder empty, before the next
-one begins. After a broken limit, or where the folder cannot be emptied, this process ends, and with it the sandbox.
+one begins. After a broken limit, or where the folder cannot be emptied, it says that it is spent, and ends.
 
 Programs are forked from here, so they get a copy of this memory. Therefore it never holds a program, an input, an
 output or a test: each process reads its own from the outside.
@@ -48,12 +48,21 @@ def main() -> None:
         while True:
             header = json.loads(receive_frame(REQUESTS_FD))
             seen = Case(job, header["timeout_s"], with_tests=header["with_tests"]).run()
+            # after a breach the frame of tests may not have been read
+            seen["spent"] = bool(seen["breach"] or seen["tests_status"]) or not _emptied(job["folder"])
             send_frame(ANSWERS_FD, SEEN, json.dumps(seen).encode())
-            if seen["breach"] or seen["tests_status"]:
-                return  # the frame of tests may not have been read
-            empty_folder(job["folder"])
+            if seen["spent"]:
+                return
     except PeerGone:
         pass
+
+
+def _emptied(folder: str) -> bool:
+    try:
+        empty_folder(folder)
+    except (OSError, RecursionError):
+        return False
+    return True
 
 
 def _prctl(option: int, value: int) -> None:
@@ -124,7 +133,7 @@ class Case:
         self._limit()
         sys.path.extend(self.job["packages"])
         reason = checker.check(REQUESTS_FD, program.fileno())
-        verdict = json.dumps({"passed": not reason, "reason": reason}).encode()
+        verdict = json.dumps({"reason": reason}).encode()
         assert (
             len(verdict) < select.PIPE_BUF
         )  # one write, whole or not at all, should a program kill this process
