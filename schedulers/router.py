@@ -80,27 +80,18 @@ class Router(Generic[Request]):
 
     # --- requests --------------------------------------------------------------------------------
 
-    def place(
-        self, request: Request, n_tokens: int, near: str | None = None, prefix_tokens: int = 0
-    ) -> str | None:
+    def place(self, request: Request, n_tokens: int, near: str | None = None) -> str | None:
         """The engine for a request that may need `n_tokens` more, or None when every engine is fenced.
 
-        `near` has the request's first `prefix_tokens` tokens in its cache: it is taken unless it is fenced, or has
-        more to write than the lightest engine by so many tokens. Raises ValueError for a request that is placed
-        already.
+        `near` is taken, whatever its load, unless it is fenced: it has the request's prefix in its cache. (Episodes
+        are spread by load at their first turn, and stay.) Raises ValueError for a request that is placed already.
         """
-        return self._place([request], n_tokens, self._near_or_lightest(near, prefix_tokens))
+        stays = near is not None and not self.fence(near)
+        return self._place([request], n_tokens, near if stays else self._lightest())
 
     def place_together(self, requests: Sequence[Request], n_tokens: int) -> str | None:
         """One engine for all of these requests, which may need `n_tokens` more each."""
         return self._place(requests, n_tokens, self._lightest())
-
-    def _near_or_lightest(self, near: str | None, prefix_tokens: int) -> str | None:
-        lightest = self._lightest()
-        if lightest is None or near is None or self.fence(near):
-            return lightest
-        ahead = self._engines[near].load_tokens - self._engines[lightest].load_tokens
-        return near if ahead <= prefix_tokens else lightest
 
     def _place(self, requests: Sequence[Request], n_tokens: int, engine: str | None) -> str | None:
         for request in requests:

@@ -142,8 +142,7 @@ class EngineClient:
             return
         request.submissions += 1
         self._open[request.id] = request
-        asked = request.asked
-        engine = self._router.place(request.id, request.remaining, asked.near, len(asked.prompt_tokens))
+        engine = self._router.place(request.id, request.remaining, request.asked.near)
         if engine is None:
             self._waiting.append(request)
             return

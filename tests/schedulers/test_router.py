@@ -56,6 +56,26 @@ def test_it_agrees_with_a_plain_search_of_the_minimum_under_any_history(seed: in
     assert router.load() == {n: (len(r), sum(r.values())) for n, r in engines.items()}
 
 
+def test_a_turn_stays_where_its_prefix_is_cached_and_counts_there() -> None:
+    router = Router[int]()
+    for name in ("a", "b"):
+        router.engine_up(name, 0)
+    assert router.place(0, 100) == "a"
+    assert router.place(1, 5, near="a") == "a"
+    assert router.load() == {"a": (2, 105), "b": (0, 0)}
+    assert router.place(2, 5, near="gone") == "b"
+
+
+def test_a_fenced_engine_is_not_taken_for_its_prefix() -> None:
+    router = Router[int]()
+    for name in ("a", "b"):
+        router.engine_up(name, 0)
+    router.refuse("b", "hash")
+    assert router.place(1, 5, near="b") == "a"
+    router.refuse("a", "hash")
+    assert router.place(2, 5, near="b") is None
+
+
 def test_an_engine_that_is_behind_gets_nothing_and_says_why() -> None:
     router = Router[str]()
     router.engine_up("a", 1)
