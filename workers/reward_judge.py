@@ -33,10 +33,10 @@ class PoolJudge:
     engines: Sequence[Actor[Engine]]
     max_new_tokens: int = 256
     timeout_s: float = 15.0
-    _client: EngineClient | None = field(default=None, init=False, repr=False)
-    _tokenizer: ModelTokenizer | None = field(default=None, init=False, repr=False)
-    _ready: asyncio.Task[None] | None = field(default=None, init=False, repr=False)
-    _numbers: Iterator[int] = field(default_factory=itertools.count, init=False, repr=False)
+    _client: EngineClient | None = field(default=None, init=False, repr=False, compare=False)
+    _tokenizer: ModelTokenizer | None = field(default=None, init=False, repr=False, compare=False)
+    _ready: asyncio.Task[None] | None = field(default=None, init=False, repr=False, compare=False)
+    _numbers: Iterator[int] = field(default_factory=itertools.count, init=False, repr=False, compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.model, self.engines, self.max_new_tokens, self.timeout_s)
@@ -53,15 +53,16 @@ class PoolJudge:
             max_new_tokens=self.max_new_tokens,
             stop_token_ids=self._tokenizer.end_token_ids(),
         )
+        answer = asyncio.create_task(self._client.generate(asked))
         try:
-            async with asyncio.timeout(self.timeout_s):
-                answer = await self._client.generate(asked)
-        except TimeoutError:
-            waits = ", ".join(self._client.waiting_for()) or "its engines"
-            raise JudgeFailedError(f"no answer within {self.timeout_s:g} s from {waits}") from None
+            if not (await asyncio.wait({answer}, timeout=self.timeout_s))[0]:
+                waits = ", ".join(self._client.waiting_for())
+                raise JudgeFailedError(f"no answer within {self.timeout_s:g} s from {waits}")
+            return self._tokenizer.decode(answer.result().tokens)
         except (GenerationFailedError, WorkerDiedError) as error:
             raise JudgeFailedError(str(error), again=False) from None
-        return self._tokenizer.decode(answer.tokens)
+        finally:
+            answer.cancel()
 
     async def close(self) -> None:
         """Stop asking (tests)."""

@@ -16,6 +16,7 @@ from envs.task import ScoredView
 from envs.tool_calls import ToolCallValidity
 from roll_ray.actors import LocalActor
 from roll_ray.sample import Prompt, Reward
+from tests.envs.sandbox_needed import bubblewrap  # noqa: F401
 from workers.reward_client import RewardClient
 from workers.reward_worker import RewardWorker
 
@@ -104,3 +105,34 @@ def test_ten_thousand_mixed_rewards_leave_nothing_behind() -> None:
     assert 0.3 < sum(r.valid for r in rewards) / N_REWARDS < 0.95, "both kinds of verdict are among them"
     assert (after.children, after.threads, after.files) == (before.children, before.threads, before.files)
     assert after.memory_mb - before.memory_mb < MEMORY_MB, f"{before} -> {after}"
+
+
+def test_code_rewards_keep_one_sandbox_a_thread_and_nothing_else(bubblewrap: None) -> None:  # noqa: F811
+    from envs.code import CodeVerifier
+
+    programs = (
+        "print(sum(map(int, input().split())))",
+        "print(7)",
+        "print(1)",
+        "raise SystemExit(3)",
+        "import os; os.fork()",
+    )
+
+    def view(i: int) -> ScoredView:
+        info = {"tests": [{"stdin": "3 4\n", "expected_stdout": "7\n"}]}
+        return ScoredView(
+            Prompt(f"c{i}", text="?", domain="code", info=info), f"```python\n{programs[i % 5]}\n```"
+        )
+
+    async def story() -> tuple[Held, Held, list[Reward]]:
+        worker = RewardWorker({"code": CodeVerifier}, 2)
+        await worker.score_many([view(i) for i in range(20)])
+        before = Held.now()
+        rewards = await worker.score_many([view(i) for i in range(100)])
+        return before, Held.now(), rewards
+
+    before, after, rewards = asyncio.run(story())
+    assert [r.value for r in rewards[:3]] == [1.0, 1.0, 0.0], [r.reason for r in rewards[:3]]
+    assert (after.threads, after.files) == (before.threads, before.files)
+    assert after.children <= before.children
+    assert after.memory_mb - before.memory_mb < MEMORY_MB
