@@ -155,7 +155,6 @@ class Pipeline:
             stores={store.name: store for store in staff.stores},
             prompts=prompt_stream(self.task.train, settings.seed, settings.domain_weights),
             objects=RayObjectStore(),
-            prompts_per_step=settings.prompts_per_step,
             mini_batches=k,
             ranks=ranks,
             say_waiting=tracker.say,

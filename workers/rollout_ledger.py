@@ -13,6 +13,7 @@ from schedulers.protocol import (
     Action,
     BatchTrained,
     CutBatch,
+    Defer,
     Event,
     Failed,
     Launch,
@@ -26,17 +27,18 @@ from schedulers.protocol import (
 
 
 class Ledger:
-    """`running` and `scored` map open samples to their attempt; `receipts` are those of scored samples."""
+    """`running` and `scored` map open samples to their attempt; `receipts` are those of scored samples. `visits` has
+    the domain of each visit that is not over; the scheduler has `deferred` some of them."""
 
     def __init__(self) -> None:
         self.step = -1
         self.running: dict[SampleId, int] = {}
         self.scored: dict[SampleId, int] = {}
         self.receipts: dict[SampleId, Receipt] = {}
-        self.visits: set[Visit] = set()
+        self.visits: dict[Visit, str] = {}
+        self.deferred: set[Visit] = set()
         self.garbage: list[Receipt] = []
         self.last_cut: tuple[SampleId, ...] = ()  # of the open step, even if a loss re-opened it
-        self._domains: dict[Visit, str] = {}
         self._verdicts: dict[str, float] = {}
         self.owe_nothing()
 
@@ -51,8 +53,7 @@ class Ledger:
         match event:
             case PromptsOffered():
                 self.step = event.step
-                self.visits |= set(event.visits)
-                self._domains.update(zip(event.visits, event.domains, strict=True))
+                self.visits.update(zip(event.visits, event.domains, strict=True))
                 if not event.starts_step:
                     self.wanted = max(0, self.wanted - len(event.visits))
             case Scored(_, sample, attempt, reward):
@@ -75,8 +76,11 @@ class Ledger:
             match action:
                 case Launch(visit, indices, attempt):
                     self.running.update((SampleId(visit, i), attempt) for i in indices)
+                    self.deferred.discard(visit)
                 case Abort(samples):
                     self._close(samples)
+                case Defer(visit):
+                    self.deferred.add(visit)
                 case RequestPrompts(_, count, reason):
                     self.wanted, self.wanted_why = self.wanted + count, reason
                 case CutBatch(_, samples):
@@ -104,11 +108,11 @@ class Ledger:
             self.cut_stands = False
 
     def visits_over(self) -> list[Visit]:
-        """Visits that have neither a running nor a scored sample; they are forgotten by this call."""
-        live = {s.visit for s in self.running} | {s.visit for s in self.scored}
-        over = sorted(self.visits - live)
-        self.visits &= live
-        self._domains = {visit: domain for visit, domain in self._domains.items() if visit in live}
+        """Visits that have neither a running nor a scored sample and are not deferred; this call forgets them."""
+        live = {s.visit for s in self.running} | {s.visit for s in self.scored} | self.deferred
+        over = sorted(self.visits.keys() - live)
+        for visit in over:
+            del self.visits[visit]
         return over
 
     def verdicts(self) -> dict[str, float]:
@@ -118,10 +122,9 @@ class Ledger:
         return dict(self._verdicts)
 
     def _count(self, sample: SampleId, reward: float | None) -> None:
-        domain = self._domains.get(sample.visit)
-        if domain is not None:  # else offered before a restart, whose log did not reach back so far
-            for name, n in (("scored", 1), ("invalid", int(reward is None))):
-                self._verdicts[f"{name}/{domain}"] = self._verdicts.get(f"{name}/{domain}", 0.0) + n
+        domain = self.visits[sample.visit]
+        for name, n in (("scored", 1), ("invalid", int(reward is None))):
+            self._verdicts[f"{name}/{domain}"] = self._verdicts.get(f"{name}/{domain}", 0.0) + n
 
     # --- what is owed ------------------------------------------------------------------------------
 
@@ -142,7 +145,8 @@ class Ledger:
             "step": self.step,
             "running": list(self.running.items()),
             "scored": list(self.scored.items()),
-            "visits": sorted(self.visits),
+            "visits": [[*visit, domain] for visit, domain in sorted(self.visits.items())],
+            "deferred": sorted(self.deferred),
             "wanted": self.wanted,
             "wanted_why": self.wanted_why,
             "stopped": self.stopped,
@@ -156,7 +160,8 @@ class Ledger:
         self.running = {_sample(s): n for s, n in state["running"]}
         self.scored = {_sample(s): n for s, n in state["scored"]}
         self.receipts, self.garbage = {}, []
-        self.visits = {Visit(*v) for v in state["visits"]}
+        self.visits = {Visit(prompt_id, number): domain for prompt_id, number, domain in state["visits"]}
+        self.deferred = {Visit(*v) for v in state["deferred"]}
         self.wanted, self.wanted_why = state["wanted"], state["wanted_why"]
         self.stopped = state["stopped"]
         self.last_cut = tuple(_sample(s) for s in state["last_cut"])

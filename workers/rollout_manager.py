@@ -83,6 +83,11 @@ class RolloutManager:
             self._ready = asyncio.create_task(self._get_ready())
         await asyncio.shield(self._ready)
 
+    async def prompts_wanted(self) -> int:
+        """How many prompts the next step is to be offered; 0 when it goes on with deferred ones."""
+        await self.start()
+        return self._scheduler.prompts_wanted()
+
     async def offer(
         self,
         step: int,
@@ -96,12 +101,17 @@ class RolloutManager:
         scheduler has no place for them."""
         await self.start()
         visits = [Visit(*visit) for visit in visits]
-        await self._runners.hand_out(visits, prompts_ref)
-        if self._ledger.visits.issuperset(visits):
-            self._runners.place_held_back(self._ledger.running)
+        await self.renew_prompts(visits, prompts_ref)
+        if all(v in self._ledger.visits for v in visits) if visits else self._ledger.step == step:
             return
         event = PromptsOffered(time.time(), step, tuple(visits), tuple(domains), starts_step)
         self._handle("driver", 0, [event])
+
+    async def renew_prompts(self, visits: Sequence[Visit], prompts_ref: Any) -> None:
+        """A handle that leads to the prompts of these visits, for launches now and later."""
+        await self.start()
+        await self._runners.hand_out([Visit(*visit) for visit in visits], prompts_ref)
+        self._runners.place_held_back(self._ledger.running)
 
     async def next_outcome(self, timeout_s: float) -> Outcome | None:
         """What the driver has to act on, as soon as there is anything; None after `timeout_s`.
@@ -156,12 +166,14 @@ class RolloutManager:
         await self.start()
         return self._state()
 
-    async def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over the state of a checkpoint; what was open in it is launched again."""
+    async def restore(self, state: Mapping[str, Any]) -> list[Visit]:
+        """Take over the state of a checkpoint; what was open in it is launched again. Returns the visits whose prompts
+        nobody here knows: they are to be given with `renew_prompts`."""
         await self.start()
         self._load(state)
         self._log.append("snapshot", t_s=time.time(), state=self._state())
         await self._take_stock()
+        return [visit for visit in self._ledger.visits if visit not in self._runners.prompts]
 
     async def waiting_for(self) -> str:
         """A sentence that names whom the rollout waits for."""

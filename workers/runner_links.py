@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from roll_ray.actors import Actor
@@ -74,13 +74,25 @@ class RunnerLinks:
         link.wake.set()
 
     def abort(self, samples: Iterable[SampleId]) -> None:
-        """Tell the runners; they know which of the samples they hold."""
+        """Tell the runners; they know which of the samples they hold. What was not sent yet is not sent."""
         gone = set(samples)
-        self.held_back = [o for o in self.held_back if SampleId(o.visit, o.sample_indices[0]) not in gone]
+        self.held_back = [
+            order for order in (_without(o, gone) for o in self.held_back) if order.sample_indices
+        ]
         for link in self._links.values():
+            self._withdraw(link, gone)
             if link.up:
                 link.aborts += gone
                 link.wake.set()
+
+    def _withdraw(self, link: _Link, gone: set[SampleId]) -> None:
+        orders, link.launches = link.launches, []
+        for order in orders:
+            kept = _without(order, gone)
+            for i in set(order.sample_indices) - set(kept.sample_indices):
+                self._router.done((SampleId(order.visit, i), order.attempt))
+            if kept.sample_indices:
+                link.launches.append(kept)
 
     def place_held_back(self, running: Mapping[SampleId, int]) -> None:
         """Try again what could not be placed, as far as it is still wanted."""
@@ -105,6 +117,8 @@ class RunnerLinks:
 
     async def hand_out(self, visits: Sequence[Visit], handle: Any) -> None:
         """Let every runner keep the handle before anything is launched: a manager that restarts asks for it."""
+        if not visits:
+            return
         self.prompts.update(dict.fromkeys(visits, handle))
         up = [link for link in self._links.values() if link.up]
         calls = (link.actor.call(EpisodeRunner.keep_prompts, visits, handle) for link in up)
@@ -247,3 +261,8 @@ class RunnerLinks:
         for order in waiting:
             self.launch(order)
         return True
+
+
+def _without(order: Launch, gone: set[SampleId]) -> Launch:
+    indices = tuple(i for i in order.sample_indices if SampleId(order.visit, i) not in gone)
+    return order if len(indices) == len(order.sample_indices) else replace(order, sample_indices=indices)

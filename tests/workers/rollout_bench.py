@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +17,7 @@ from roll_ray.actors import ActorUnavailable
 from roll_ray.generation import GenerationRequest
 from roll_ray.receipts import Cut, PromptsWanted, Stopped
 from roll_ray.sample import Prompt, Role, Sample, SamplingDistribution
-from schedulers.protocol import SampleId, Visit
+from schedulers.protocol import SampleId, Scheduler, Visit
 from schedulers.synchronous import Synchronous
 from schedulers.visit_filter import VisitFilter
 from tests.workers.scripted_engine import MortalActor, ScriptedEngine, logprob_at, token_at
@@ -48,10 +49,9 @@ def make_prompt(i: int, domain: str = "default") -> Prompt:
     return Prompt(f"p{i:03d}", text=" ".join(str(i + 1) for _ in range(PROMPT_TOKENS)), domain=domain)
 
 
-def length_by_prompt(request: GenerationRequest) -> int:
-    """8 tokens or a few more, whatever part of them is in the prompt already."""
-    first = request.prompt_token_ids[0]
-    return 8 + first % 5 - (len(request.prompt_token_ids) - PROMPT_TOKENS)
+def length_of_prompt(first: int, tail_tokens: int) -> int:
+    """8 tokens or a few more, and `tail_tokens` more for every fifth prompt."""
+    return 8 + first % 5 + (tail_tokens if first % 5 == 4 else 0)
 
 
 def one(view: ScoredView) -> float:
@@ -60,7 +60,8 @@ def one(view: ScoredView) -> float:
 
 @dataclass
 class Bench:
-    """A live rollout side in miniature. Prompts are drawn in order; every visit number is 0."""
+    """A live rollout side in miniature. Prompts are drawn in order; every visit number is 0. `make_scheduler` makes
+    another scheduler than `Synchronous`."""
 
     folder: Path
     p: int = 3
@@ -75,13 +76,15 @@ class Bench:
     reward_timeout_s: float = 5.0
     max_attempts: int = 3
     keep: VisitFilter | None = None
+    tail_tokens: int = 0
+    make_scheduler: Callable[[], Scheduler] | None = None
     drawn: int = 0
     prompts: dict[str, Prompt] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.engines = [
             MortalActor(
-                partial(ScriptedEngine, f"rollout-{i}", length_by_prompt, 2, self.tick_s), f"rollout-{i}"
+                partial(ScriptedEngine, f"rollout-{i}", self._length_of, 2, self.tick_s), f"rollout-{i}"
             )
             for i in range(self.n_engines)
         ]
@@ -95,6 +98,11 @@ class Bench:
         self.stores = [MortalActor(partial(SampleStore, f"store-{i}"), f"store-{i}") for i in range(2)]
         self.runners = [MortalActor(partial(self._runner, i), f"runner-{i}") for i in range(self.n_runners)]
         self.manager = MortalActor(self._manager, "manager")
+
+    def _length_of(self, request: GenerationRequest) -> int:
+        """Whatever part of the response is in the request already."""
+        whole = length_of_prompt(request.prompt_token_ids[0], self.tail_tokens)
+        return whole - (len(request.prompt_token_ids) - PROMPT_TOKENS)
 
     def _runner(self, i: int) -> EpisodeRunner:
         spec = RunnerSpec(
@@ -110,7 +118,7 @@ class Bench:
         spec = ManagerSpec(
             self.session,
             self.folder / "events.jsonl",
-            partial(Synchronous, self.p, self.r, self.max_attempts, self.keep),
+            self.make_scheduler or partial(Synchronous, self.p, self.r, self.max_attempts, self.keep),
         )
         return RolloutManager(spec, self.runners, self.stores)
 
@@ -156,7 +164,8 @@ class Bench:
 
     async def step(self, step: int) -> list[Sample]:
         """Offer, wait for the cut, fetch, check, train."""
-        await self.offer(step, self.p, starts_step=True)
+        wanted = await self.patiently(lambda: self.manager.call(RolloutManager.prompts_wanted))
+        await self.offer(step, wanted, starts_step=True)
         return await self.finish(step)
 
     async def finish(self, step: int) -> list[Sample]:
@@ -173,12 +182,15 @@ class Bench:
         return samples
 
     def check(self, cut: Cut, samples: Sequence[Sample]) -> None:
-        """The batch is exactly P x R, sorted, each sample whole, with what its tokens were sampled under."""
+        """The batch is exactly P x R, sorted, each sample whole, with what its tokens were sampled under. Without
+        over-launch the R are the first."""
         ids = [r.sample for r in cut.receipts]
         assert len(ids) == len(set(ids)) == self.p * self.r
         assert ids == sorted(ids)
-        visits = {i.visit for i in ids}
-        assert ids == sorted(SampleId(v, i) for v in visits for i in range(self.r))
+        visits = Counter(i.visit for i in ids)
+        assert set(visits.values()) == {self.r}
+        if self.make_scheduler is None:
+            assert ids == sorted(SampleId(v, i) for v in visits for i in range(self.r))
         for receipt, sample in zip(cut.receipts, samples, strict=True):
             assert (sample.id, sample.attempt) == (receipt.sample, receipt.attempt)
             self.check_tokens(sample)
@@ -187,8 +199,9 @@ class Bench:
         first = int(self.prompts[sample.visit.prompt_id].text.split()[0])  # type: ignore[union-attr]
         policy = sample.roles_T == Role.POLICY
         n = PROMPT_TOKENS
-        assert len(sample.tokens_T) == n + 8 + first % 5
-        assert policy.tolist() == [False] * n + [True] * (8 + first % 5)
+        written = length_of_prompt(first, self.tail_tokens)
+        assert len(sample.tokens_T) == n + written
+        assert policy.tolist() == [False] * n + [True] * written
         positions = range(n, len(sample.tokens_T))
         assert sample.tokens_T[n:].tolist() == [token_at(first, p) for p in positions]
         np.testing.assert_array_equal(sample.logprobs_T[n:], [np.float32(logprob_at(p)) for p in positions])

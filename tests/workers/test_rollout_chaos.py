@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 
 import pytest
 
+from schedulers.tail_batching import TailBatching
 from tests.workers.rollout_bench import Bench
 from workers import engine_client, reward_client, runner_links, store_client
 from workers.rollout_manager import RolloutManager
@@ -35,10 +38,24 @@ async def havoc(bench: Bench, random: Random, deaths: dict[str, int]) -> None:
         actor.restart()
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_batches_stay_exact_while_everything_dies(tmp_path: Path, seed: int) -> None:
+def long_tail(folder: Path) -> Bench:
+    make = partial(TailBatching, 3, 4, 1.5, 1.25, max_attempts=60)
+    return Bench(folder, tick_s=0.004, tail_tokens=20, max_new_tokens=40, make_scheduler=make)
+
+
+@pytest.mark.parametrize(
+    ("seed", "make"),
+    [
+        *((seed, partial(Bench, tick_s=0.004, max_attempts=60)) for seed in range(5)),
+        (5, long_tail),
+        (6, long_tail),
+    ],
+)
+def test_batches_stay_exact_while_everything_dies(
+    tmp_path: Path, seed: int, make: Callable[[Path], Bench]
+) -> None:
     async def story() -> None:
-        bench = Bench(tmp_path, tick_s=0.004, max_attempts=60)
+        bench = make(tmp_path)
         deaths: dict[str, int] = {}
         chaos = asyncio.create_task(havoc(bench, Random(seed), deaths))
         try:
