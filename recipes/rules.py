@@ -22,6 +22,7 @@ from roll_ray.scoring import Estimate, Estimator, Finish, Weighing, Weights
 from roll_ray.settings import RunSettings
 from schedulers.protocol import Scheduler
 from schedulers.synchronous import Synchronous
+from schedulers.tail_batching import TailBatching
 from schedulers.visit_filter import VisitFilter
 
 
@@ -45,12 +46,7 @@ def default_rules(settings: RunSettings) -> Rules:
     finish = Finish(settings.whitened, settings.advantage_clip)
     stage = token_stage_of(settings)
     return Rules(
-        scheduler=partial(
-            Synchronous,
-            settings.prompts_per_step,
-            settings.samples_per_prompt,
-            keep=visit_filter_of(settings),
-        ),
+        scheduler=scheduler_of(settings),
         estimator=partial(
             estimate,
             settings.adv_estimator,
@@ -67,6 +63,15 @@ def default_rules(settings: RunSettings) -> Rules:
         if settings.kl_target is None
         else AdaptiveKl(settings.kl_coefficient, settings.kl_target, settings.kl_horizon),
     )
+
+
+def scheduler_of(settings: RunSettings) -> Callable[[], Scheduler]:
+    """Makes the rollout scheduler that the settings name."""
+    prompts, samples, keep = settings.prompts_per_step, settings.samples_per_prompt, visit_filter_of(settings)
+    if settings.scheduler == "synchronous":
+        return partial(Synchronous, prompts, samples, keep=keep)
+    eta = settings.tail_batching
+    return partial(TailBatching, prompts, samples, eta.eta_prompts, eta.eta_responses, keep=keep)
 
 
 def visit_filter_of(settings: RunSettings) -> VisitFilter | None:

@@ -13,12 +13,19 @@ class AttemptCounts:
     _before: dict[str, float] = field(default_factory=dict)
 
     def step(self, counts: Mapping[str, float]) -> dict[str, float]:
-        """Metrics since the last call: retries, and the share of invalid rewards, of all and by domain.
+        """Metrics since the last call: retries, wasted tokens, the share of invalid rewards, of all and by domain; and
+        where prompts are deferred, how many wait and how short the kept responses are.
 
         `counts` has `retries`, and `scored/<domain>` and `invalid/<domain>` of every domain seen."""
         new = {name: self._since(name, value) for name, value in counts.items()}
         self._before = dict(counts)
         metrics = {"retries": new.get("retries", 0.0)}
+        if "wasted_tokens" in new:
+            metrics["wasted_tokens"] = new["wasted_tokens"]
+        if "visits_queued" in counts:
+            metrics["deferred_prompts"] = counts["visits_queued"]
+        if counts.get("kept_tokens_mean"):
+            metrics["kept_length_ratio"] = counts["kept_tokens_mean"] / counts["launched_tokens_mean"]
         scored = {name.partition("/")[2]: n for name, n in new.items() if name.startswith("scored/") and n}
         if not scored:
             return metrics

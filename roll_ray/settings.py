@@ -17,6 +17,7 @@ from roll_ray.algorithm_settings import AlgorithmSettings, StrictModel
 from roll_ray.devices import Devices
 from roll_ray.judge_settings import JudgeSettings
 from roll_ray.sample import SamplingDistribution
+from roll_ray.scheduler_settings import SchedulerName, TailBatchingSettings
 from roll_ray.weight_transfer import transfer_problems
 
 Weight = Annotated[float, Field(ge=0)]
@@ -159,7 +160,10 @@ class RunSettings(AlgorithmSettings):
     )
     trainer: Literal["fsdp2"] = Field("fsdp2", description="Trainer backend.")
 
-    scheduler: Literal["synchronous"] = Field("synchronous", description="Rollout scheduler.")
+    scheduler: SchedulerName = Field("synchronous", description="Rollout scheduler.")
+    tail_batching: TailBatchingSettings = Field(
+        default_factory=TailBatchingSettings, description="Of scheduler=tail_batching."
+    )
     sampling: SamplingSettings = Field(
         default_factory=SamplingSettings, description="Sampling of training rollouts."
     )
@@ -250,6 +254,11 @@ class RunSettings(AlgorithmSettings):
                 "evaluation.sampling.stop_token_ids and evaluation.sampling.ignore_eos cannot differ from training: "
                 "set sampling.stop_token_ids and sampling.ignore_eos, which hold for both"
             )
+        if self.scheduler == "tail_batching" and self.deterministic:
+            found.append(
+                "deterministic=true with scheduler=tail_batching: which responses are the first depends on time; "
+                "set scheduler=synchronous, or deterministic=false"
+            )
         if self.record is not None and self.replay is not None:
             found.append("record and replay are both set: a replayed run has nothing new to record; drop one")
         if (
@@ -278,10 +287,13 @@ class RunSettings(AlgorithmSettings):
         tokens = per_step * mean_sample_tokens / ranks
         micro = max(1, -(-int(tokens) // self.tokens_per_device))
         steps = self.optimizer_steps_per_batch
+        launched = ""
+        if self.scheduler == "tail_batching":
+            launched = "; " + self.tail_batching.sentence(self.prompts_per_step, self.samples_per_prompt)
         return (
             f"{self.prompts_per_step} prompts x {self.samples_per_prompt} = {self.samples_per_step} samples, "
             f"{steps} optimizer step{'s' * (steps > 1)} of {per_step}, about {micro} micro-batch{'es' * (micro > 1)} "
-            f"on each of {ranks} device{'s' * (ranks > 1)}"
+            f"on each of {ranks} device{'s' * (ranks > 1)}{launched}"
         )
 
     def plain(self) -> dict[str, Any]:

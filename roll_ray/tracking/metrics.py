@@ -198,6 +198,19 @@ _declare_all(
         ("invalid_share", "share", "mean", "Responses scored for the step whose reward is invalid."),
         ("retries", "attempts", "sum", "Attempts of the step that were launched again."),
         (
+            "wasted_tokens",
+            "tokens",
+            "sum",
+            "Tokens of aborted, invalid, filtered and lost responses, as heard of since the step before.",
+        ),
+        ("deferred_prompts", "prompts", "last", "Prompts that wait for a long round (tail batching)."),
+        (
+            "kept_length_ratio",
+            "",
+            "last",
+            "Mean length of trained over that of all launched responses so far; well below 1, short ones are preferred.",
+        ),
+        (
             "staleness_max",
             "versions",
             "max",

@@ -9,6 +9,7 @@ from recipes.rules import (
     advantage_settings_of,
     default_rules,
     loss_settings_of,
+    scheduler_of,
     token_stage_of,
     trained_B,
     visit_filter_of,
@@ -27,6 +28,7 @@ from roll_ray.scoring import Scorer
 from roll_ray.settings import RunSettings
 from roll_ray.settings_io import load_settings
 from schedulers.protocol import SampleId, Visit
+from schedulers.tail_batching import TailBatching
 from schedulers.visit_filter import VisitFilter
 
 RUNNABLE = [name for name, e in ESTIMATORS.items() if not e.needs]
@@ -259,3 +261,20 @@ def test_what_cannot_be_whitened_stays_as_it_is_and_is_said_once():
         asyncio.run(scorer(one_token))
     assert said == [NOT_WHITENED]
     assert rules.estimator(Cut(1, (receipt("a", 0, 0.7), receipt("a", 1, 0.1)))).notes == ()
+
+
+def test_the_scheduler_is_the_one_named_with_its_settings_and_the_filter():
+    words = ("prompts_per_step=4", "samples_per_prompt=4", "filters.dynamic_sampling=true")
+    assert scheduler_of(settings(*words))().prompts_wanted() == 4
+    tail = scheduler_of(settings(*words, "scheduler=tail_batching", "tail_batching.eta_prompts=1.5"))()
+    assert isinstance(tail, TailBatching)
+    assert (tail.prompts_wanted(), tail.samples_per_prompt, tail.keep) == (6, 4, VisitFilter(True))
+
+
+def test_tail_batching_says_what_it_launches_and_refuses_to_be_deterministic():
+    words = ("scheduler=tail_batching", "prompts_per_step=128", "samples_per_prompt=8")
+    said = settings(*words).batch_sentence(100.0)
+    assert "a short round launches 160 prompts x 10 and trains the first" in said
+    assert "a long round of 128 x 8 (4 short rounds for each long one)" in said
+    both = settings(*words, "deterministic=true").problems()
+    assert any("deterministic=true with scheduler=tail_batching" in problem for problem in both)

@@ -24,3 +24,12 @@ def test_a_manager_that_restarts_counts_from_0():
 
 def test_nothing_scored_is_no_share():
     assert AttemptCounts().step({"retries": 0}) == {"retries": 0}
+
+
+def test_waste_is_of_the_step_and_what_tail_batching_says_is_as_it_stands() -> None:
+    counts = AttemptCounts()
+    first = {"wasted_tokens": 5, "visits_queued": 2, "kept_tokens_mean": 0, "launched_tokens_mean": 4}
+    assert counts.step(first) == {"retries": 0, "wasted_tokens": 5, "deferred_prompts": 2}
+    then = {"wasted_tokens": 7, "visits_queued": 1, "kept_tokens_mean": 3, "launched_tokens_mean": 4}
+    said = {"retries": 0, "wasted_tokens": 2, "deferred_prompts": 1, "kept_length_ratio": 0.75}
+    assert counts.step(then) == said
