@@ -13,6 +13,7 @@ What is counted in tokens is not here but in the settings' `shaping` group: a re
 
 from __future__ import annotations
 
+import asyncio
 import math
 import numbers
 import re
@@ -72,7 +73,9 @@ class WeightedReward:
         return self._sum(values)
 
     async def _awaited(self, values: Mapping[str, Any]) -> Reward:
-        return self._sum({name: await v if isawaitable(v) else v for name, v in values.items()})
+        waiting = {name: value for name, value in values.items() if isawaitable(value)}
+        come = dict(zip(waiting, await asyncio.gather(*waiting.values()), strict=True))
+        return self._sum({name: come.get(name, value) for name, value in values.items()})
 
     def _sum(self, values: Mapping[str, Any]) -> Reward:
         rewards = {name: checked(value) for name, value in values.items()}
