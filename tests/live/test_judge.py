@@ -9,7 +9,7 @@ from envs.judge import JudgeReward
 from recipes.rlvr_judge import JUDGED
 from recipes.task import Task
 from roll_ray.sample import Prompt
-from tests.live.runs import P, R, kill, leftovers, metrics_of, run_pipeline, settings_for, step_reached
+from tests.live.runs import kill, leftovers, metrics_of, run_pipeline, settings_for, step_reached
 
 STEPS = 8
 
@@ -49,7 +49,6 @@ def test_a_judge_that_is_killed_comes_back_and_every_reward_is_its_score(letter_
         assert row["reason"].startswith("the judge: ")
         assert 0 < row["reward"] <= 1
     assert all(row["samples_per_s"] > 0 for row in metrics_of(settings.run_dir) if row["step"])
-    assert P * R == settings.samples_per_step
     assert leftovers("judged") == []
 
 
