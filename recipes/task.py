@@ -24,5 +24,5 @@ class Task:
         """Domains of prompts that nobody rewards."""
         domains = {p.domain for p in (*self.train, *self.heldout)}
         unknown = sorted(domains - set(self.rewards) - set(self.environments))
-        known = ", ".join(sorted(self.rewards)) or "none"
+        known = ", ".join(sorted({*self.rewards, *self.environments})) or "none"
         return [f"no reward function for domain {d!r}; known: {known}" for d in unknown]
