@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.judge_score import parse_score
@@ -108,12 +108,14 @@ PIECES = [
 PIECES += ["</think>", "{", "}", '"score":', "yes", "no", "is", "-", "**", " ", "\n"]
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
 def test_no_text_raises_and_no_score_leaves_its_range(text: str) -> None:
     score = parse_score(text)
     assert score is None or 0.0 <= score <= 1.0
 
 
+@settings(deadline=None)
 @given(
     n=st.integers(0, 20),
     of=st.integers(1, 20),

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.reward_parts import FormatReward, OverlongCharacters, RepeatedWords, WeightedReward
@@ -29,6 +29,7 @@ def test_the_reward_is_the_weighted_sum_with_each_part_and_the_main_ones_reason(
     assert weighted(view("4 it")) == Reward(0.5, "right", "4", {"correct": 1.0, "short": -0.5})
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(-5, 5), st.floats(-5, 5)), min_size=1, max_size=5))
 def test_the_parts_sum_to_the_value(pairs: list[tuple[float, float]]) -> None:
     parts: dict[str, Any] = {f"p{i}": (w, lambda v, x=x: x) for i, (w, x) in enumerate(pairs)}
@@ -93,6 +94,7 @@ def test_a_pattern_of_ones_own_has_to_match_the_whole() -> None:
     assert FormatReward(r"Answer: \d+")(view("Answer: 4, I think")).value == 0.0
 
 
+@settings(deadline=None)
 @given(n=st.integers(0, 50))
 def test_overlong_characters_follow_the_formula_for_tokens(n: int) -> None:
     value = OverlongCharacters(30, 10)(view("x" * n)).value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.task import ScoredView
@@ -86,6 +86,7 @@ def test_a_response_without_calls_gets_what_it_is_said_to_get() -> None:
     assert scored('{"answer": 3}', ToolCallValidity({}, without_calls=0.0)).value == 0.0
 
 
+@settings(deadline=None)
 @given(st.text(max_size=60), st.booleans())
 def test_no_text_raises(text: str, tagged: bool) -> None:
     value = scored(f"<tool_call>{text}</tool_call>" if tagged else text).value
@@ -93,6 +94,7 @@ def test_no_text_raises(text: str, tagged: bool) -> None:
     assert 0.0 <= value <= 1.0
 
 
+@settings(deadline=None)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.text(max_size=5),

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roll_ray.data_stream import DomainMix, PromptStream, prompt_stream, whole_weights
@@ -19,6 +19,7 @@ def prompts(n: int) -> list[Prompt]:
     return [Prompt(id=f"p{i}", text=f"text {i}") for i in range(n)]
 
 
+@settings(deadline=None)
 @given(n=st.integers(1, 20), seed=st.integers(0, 2**40), draws=st.lists(st.integers(0, 30), max_size=8))
 def test_every_epoch_uses_every_prompt_once_and_numbers_its_visits(
     n: int, seed: int, draws: list[int]
@@ -32,6 +33,7 @@ def test_every_epoch_uses_every_prompt_once_and_numbers_its_visits(
     assert all(visit.prompt_id == prompt.id for visit, prompt in drawn)
 
 
+@settings(deadline=None)
 @given(
     n=st.integers(1, 20),
     seed=st.integers(0, 100),
@@ -103,6 +105,7 @@ def domains_of(drawn: list[tuple[Visit, Prompt]]) -> Counter[str]:
     return Counter(prompt.domain for _, prompt in drawn)
 
 
+@settings(deadline=None)
 @given(
     weights=st.dictionaries(st.sampled_from("abcd"), st.integers(1, 9), min_size=1),
     n=st.integers(0, 150),
@@ -122,6 +125,7 @@ def test_a_mix_is_exact_in_every_period_and_starves_no_domain(
         assert all(abs(counts[d] - i * w / period) < len(weights) for d, w in whole.items())
 
 
+@settings(deadline=None)
 @given(
     weights=st.fixed_dictionaries({"maths": st.floats(0.01, 1), "code": st.sampled_from([0.25, 0.5, 2.0])}),
     before=st.integers(0, 60),
