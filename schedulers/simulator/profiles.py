@@ -52,14 +52,16 @@ class ModelShape:
 class KernelShares:
     """Shares of a device's peak that kernels reach, and what an engine adds around them.
 
-    `overhead_s` is an engine's time for a step beside its kernels (scheduling, input preparation, sampling), and
-    `request_overhead_s` for each running request. `memory_share` of a device's memory is vLLM's
+    `overhead_s` is an engine's time for a step beside its kernels (scheduling, input preparation, sampling), with
+    `group_overhead_s` more where a tensor-parallel group has to be kept in step, and `request_overhead_s` for each
+    running request. `memory_share` of a device's memory is vLLM's
     `gpu_memory_utilization`, of which `activation_bytes` a device are not for weights and KV cache.
     """
 
     bandwidth_share: float = 0.8
     compute_share: float = 0.5
     overhead_s: float = 4e-3
+    group_overhead_s: float = 6e-3
     request_overhead_s: float = 15e-6
     memory_share: float = 0.85
     activation_bytes: float = 3e9
@@ -108,7 +110,10 @@ def step_costs(
     reduce_bytes = 2 * (tp - 1) / tp * model.hidden * model.value_bytes
     reduce_token_s = reduces * reduce_bytes / hardware.link_bytes_per_s
     return StepCosts(
-        base_s=s.overhead_s + model.weight_bytes / bandwidth + reduces * hardware.all_reduce_latency_s,
+        base_s=s.overhead_s
+        + (s.group_overhead_s if tp > 1 else 0.0)
+        + model.weight_bytes / bandwidth
+        + reduces * hardware.all_reduce_latency_s,
         request_s=s.request_overhead_s + 2 * model.parameters / compute + reduce_token_s,
         context_token_s=model.kv_bytes_per_token / bandwidth,
         prefill_token_s=2 * model.parameters / compute + reduce_token_s,
