@@ -56,6 +56,7 @@ def problems(*words):
         ("loss=gspo dual_clip=3", "dual_clip=3.0 is read by loss=ppo and decoupled_ppo only, not by gspo"),
         ("loss_options.kimi_tau=0.2", "is read by loss=kimi15 only"),
         ("gae_lambda=0.9", "is read by adv_estimator=gae only"),
+        ("gigpo_omega=0.5", "is read by adv_estimator=gigpo only"),
         ("aggregation_length=9", "is read by aggregation=seq_mean_token_sum_norm only"),
         ("kl_in=reward", "set kl_coefficient above 0"),
         ("kl_target=0.1", "adapts kl_coefficient, which is 0"),
@@ -145,3 +146,30 @@ def test_an_unknown_name_is_an_error_that_lists_the_known_ones(name):
 def test_every_default_is_described():
     for field in AlgorithmSettings.model_fields.values():
         assert field.description
+
+
+class Agentic(Settings):
+    reported = frozenset({"steps", "states"})
+
+
+@pytest.mark.parametrize("name", ["gigpo", "step_returns", "segment_returns"])
+def test_estimators_of_turns_are_accepted_where_the_recipes_environments_report_turns(name):
+    assert load_settings(Agentic, [f"adv_estimator={name}", "gamma=0.9"]).problems() == []
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("adv_estimator=step_returns reward_clip=1", "reads those of turns"),
+        ("adv_estimator=gigpo kl_in=reward kl_coefficient=0.1", "reads rewards of turns: set kl_in=loss"),
+    ],
+)
+def test_what_turns_do_not_have_is_refused(words, sentence):
+    (found,) = load_settings(Agentic, words.split()).problems()
+    assert sentence in found
+
+
+def test_a_recipe_without_environments_says_which_needs_are_not_met():
+    found = "; ".join(problems("adv_estimator=gigpo"))
+    assert "rewards of single turns" in found
+    assert "the states that episodes visit" in found

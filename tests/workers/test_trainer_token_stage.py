@@ -13,11 +13,12 @@ from recipes.staff import trainer_spec_of
 from roll_ray.actors import LocalActor, Pool
 from roll_ray.algorithms.kl import KL_ESTIMATORS
 from roll_ray.batch import Batch
+from roll_ray.receipts import TurnNumbers
 from roll_ray.sample import Reward, Role
 from roll_ray.tracking.metrics import check_declared
 from roll_ray.trainers import TrainerGroup
 from schedulers.protocol import SampleId, Visit
-from tests.workers.trainer_cases import SAMPLES, part_of, scorer_of, settings_of, starter, step_on
+from tests.workers.trainer_cases import SAMPLES, Settings, part_of, scorer_of, settings_of, starter, step_on
 from workers.trainer import PolicyTrainer
 
 
@@ -25,6 +26,17 @@ from workers.trainer import PolicyTrainer
 def started(tmp_path_factory):
     with starter(tmp_path_factory.mktemp("model")) as start:
         yield start
+
+
+class Agentic(Settings):
+    reported = frozenset({"steps", "states"})
+
+
+def turns_of(s):
+    """A turn for each policy token of a sample, and one without any; states repeat within the group."""
+    n = s.n_policy_tokens
+    turns = [TurnNumbers(1, float(i % 3), i % 2) for i in range(n)]
+    return (TurnNumbers(0, 0.25, 0), *turns)
 
 
 def kept_by(trainers):
@@ -107,6 +119,51 @@ def test_turns_are_the_steps_of_time_of_segment_returns():
     assert s.reward.value
     assert kept[2] == pytest.approx(0.5 * s.reward.value)
     assert kept[4:] == pytest.approx(s.reward.value)
+
+
+@pytest.mark.parametrize(("mini_batches", "ranks"), [(1, 1), (2, 2), (1, 5)])
+@pytest.mark.parametrize("name", ["gigpo", "step_returns"])
+def test_the_drivers_advantages_of_turns_reach_their_tokens_on_every_rank(name, mini_batches, ranks):
+    settings = settings_of(
+        f"adv_estimator={name}", "gamma=0.5", f"optimizer_steps_per_batch={mini_batches}", cls=Agentic
+    )
+    spec = trainer_spec_of(settings, default_rules(settings), "cpu")
+    trainers = [PolicyTrainer(spec, rank, ranks) for rank in range(ranks)]
+    scorer = scorer_of(settings, *trainers)
+    scorer.keeps_proximal = False
+    part = part_of(SAMPLES.values(), mini_batches, ranks, turns=turns_of)
+    estimate = default_rules(settings).estimator(part.cut)
+    asyncio.run(scorer(part))
+    kept = kept_by(trainers)
+    for receipt, advantages in zip(part.cut.receipts, estimate.turn_advantages_B, strict=True):
+        s = SAMPLES[receipt.sample]
+        tokens = [turn.n_policy_tokens for turn in receipt.each_turn]
+        assert kept[s.id][s.roles_T == Role.POLICY] == pytest.approx(np.repeat(advantages, tokens))
+        assert not kept[s.id][s.roles_T != Role.POLICY].any()
+    check_declared(scorer.metrics)
+
+
+def test_advantages_of_turns_reach_the_loss(started):
+    words = ["adv_estimator=gigpo", "loss=reinforce", "tokens_per_device=20"]
+    settings = settings_of(*words, cls=Agentic)
+    trainer = started(*words, cls=Agentic)
+    part = part_of(SAMPLES.values(), turns=turns_of)
+    before = {s.id: trainer.logprobs(Batch.of([s])) for s in SAMPLES.values()}
+    group, scorer = TrainerGroup(Pool("t", [LocalActor(trainer, "t")])), scorer_of(settings, trainer)
+
+    async def train():
+        for mini_batch in await scorer(part):
+            await group.accumulate(mini_batch)
+
+    asyncio.run(train())
+    estimate = default_rules(settings).estimator(part.cut)
+    expected = 0.0
+    for receipt, advantages in zip(part.cut.receipts, estimate.turn_advantages_B, strict=True):
+        s = SAMPLES[receipt.sample]
+        if s.reward.valid:
+            tokens = [turn.n_policy_tokens for turn in receipt.each_turn]
+            expected -= (np.repeat(advantages, tokens) * before[s.id][s.roles_T == Role.POLICY]).sum()
+    assert group.take_metrics()["loss_sum"] == pytest.approx(expected, rel=1e-4)
 
 
 def test_token_advantages_reach_the_loss(started):

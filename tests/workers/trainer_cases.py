@@ -42,8 +42,8 @@ def starter(folder):
     where = {"max_position_embeddings": 64, "tie_word_embeddings": True, "initializer_range": 0.2}
     Qwen3ForCausalLM(Qwen3Config(vocab_size=VOCAB, **sizes, **heads, **where)).save_pretrained(folder)
 
-    def start(*words):
-        settings = settings_of(f"model={folder}", *words)
+    def start(*words, cls=Settings):
+        settings = settings_of(f"model={folder}", *words, cls=cls)
         trainer = PolicyTrainer(trainer_spec_of(settings, default_rules(settings), "cpu"))
         trainer.start(*free_address())
         return trainer
@@ -55,8 +55,8 @@ def starter(folder):
     leave()
 
 
-def settings_of(*words):
-    settings = read_settings(Settings, words)
+def settings_of(*words, cls=Settings):
+    settings = read_settings(cls, words)
     assert settings.problems() == []
     return settings
 
@@ -85,13 +85,13 @@ def sample(i):
 SAMPLES = {s.id: s for s in map(sample, range(PROMPTS * SIBLINGS))}
 
 
-def receipt(s):
-    n = len(s.tokens_T)
-    return Receipt(s.id, 0, "s", n, s.n_policy_tokens, s.truncated, s.reward.value, "", "d", 0, 0, 0.0, 0.0)
+def receipt(s, turns=()):
+    n, verdict = len(s.tokens_T), (s.truncated, s.reward.value, "", "d")
+    return Receipt(s.id, 0, "s", n, s.n_policy_tokens, *verdict, 0, 0, 0.0, 0.0, turns=turns)
 
 
-def part_of(samples, mini_batches=1, ranks=1):
-    receipts = tuple(sorted(map(receipt, samples), key=lambda r: r.sample))
+def part_of(samples, mini_batches=1, ranks=1, turns=lambda s: ()):
+    receipts = tuple(sorted((receipt(s, turns(s)) for s in samples), key=lambda r: r.sample))
     by_id = {s.id: s for s in samples}
 
     def share(rank):
