@@ -18,8 +18,8 @@ class TailBatchingSettings(StrictModel):
     eta_prompts: float = Field(
         1.25,
         ge=1,
-        description="A short round launches so many times prompts_per_step; the prompts that are not among the first to "
-        "be complete wait for a long round. 1: none.",
+        description="A short round launches so many times prompts_per_step; the prompts that are not among the first "
+        "to be complete wait for a long round. 1: none.",
     )
     eta_responses: float = Field(
         1.25,

@@ -208,7 +208,7 @@ _declare_all(
             "kept_length_ratio",
             "",
             "last",
-            "Mean length of trained over that of all launched responses so far; well below 1, short ones are preferred.",
+            "Mean length of trained over that of all launched responses so far; below 1, short ones are preferred.",
         ),
         (
             "staleness_max",
