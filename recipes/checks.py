@@ -12,6 +12,7 @@ from recipes.plan import Machine
 from recipes.rules import Rules
 from recipes.task import Task
 from roll_ray.cluster.actors import check_picklable
+from roll_ray.data_stream import prompt_stream
 from roll_ray.errors import DataError, SettingsError
 from roll_ray.home import inside_ray_job
 from roll_ray.placement import device_slots, missing_devices
@@ -24,7 +25,7 @@ _PROMPTS_LOOKED_AT = 200
 
 def check_before_start(settings: RunSettings, task: Task, rules: Rules) -> None:
     """Raise RollRayError for a model folder that lacks a part, for functions that cannot travel to a worker, for
-    prompts that leave no room for an answer, and for engines and weights that need more memory than is free."""
+    prompts that leave no room for an answer or that the domains' weights do not fit, and for engines and weights that need more memory than is free."""
     _check_devices(settings)
     check_model_folder(settings.model)
     check_picklable(f"the loss {settings.loss!r}", rules.registered_loss.function)
@@ -34,6 +35,7 @@ def check_before_start(settings: RunSettings, task: Task, rules: Rules) -> None:
         check_picklable(f"the reward function of domain {domain!r}", function)
     for domain, factory in task.environments.items():
         check_picklable(f"the environment of domain {domain!r}", factory)
+    prompt_stream(task.train, settings.seed, settings.domain_weights)  # ids, and weights of domains
     _check_memory(settings)
     _check_prompts(settings, task)
 
