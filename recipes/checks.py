@@ -25,7 +25,8 @@ _PROMPTS_LOOKED_AT = 200
 
 def check_before_start(settings: RunSettings, task: Task, rules: Rules) -> None:
     """Raise RollRayError for a model folder that lacks a part, for functions that cannot travel to a worker, for
-    prompts that leave no room for an answer or that the domains' weights do not fit, and for engines and weights that need more memory than is free."""
+    prompts that leave no room for an answer or do not fit the domains' weights, and for engines and weights that need
+    more memory than is free."""
     _check_devices(settings)
     check_model_folder(settings.model)
     check_picklable(f"the loss {settings.loss!r}", rules.registered_loss.function)
