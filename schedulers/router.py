@@ -1,14 +1,18 @@
 """Least-loaded routing of requests to rollout engines, in O(log engines) for each decision.
 
 Invariant. A request is held by at most one engine, and an engine's load is the sum of the tokens that its
-requests may still need. A fenced or absent engine gets no request: one that is down, whose weight version
+requests may still need. A fenced or absent engine gets no request: one that is down or released, whose weight version
 is behind, or whose last weight update was refused.
+
+Migration. What a released engine held goes on elsewhere: its tokens so far become part of the prompt there, and their
+keys and values are computed anew. The longest go first, each to the engine that is lightest then, so that an engine
+that gets some of them ends up less than one request above any other open one.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -18,6 +22,7 @@ Request = TypeVar("Request", bound=Hashable)
 @dataclass(slots=True)
 class _Engine(Generic[Request]):
     up: bool = True
+    released: bool = False
     version: int = 0
     refused: str = ""
     load_tokens: int = 0
@@ -49,9 +54,11 @@ class Router(Generic[Request]):
     def engine_down(self, engine: str) -> list[Request]:
         """The engine is gone; returns the requests that it held, which are placed nowhere now."""
         entry = self._engines.setdefault(engine, _Engine(up=False))
-        held = list(entry.requests)
-        entry.up, entry.load_tokens = False, 0
-        entry.requests.clear()
+        entry.up = False
+        return list(self._emptied(entry))
+
+    def _emptied(self, entry: _Engine[Request]) -> dict[Request, int]:
+        held, entry.requests, entry.load_tokens = entry.requests, {}, 0
         entry.stamp += 1
         for request in held:
             del self._where[request]
@@ -63,6 +70,31 @@ class Router(Generic[Request]):
         entry.refused = reason
         entry.stamp += 1
 
+    def release(self, engines: Iterable[str]) -> dict[Request, str]:
+        """Fence these engines until `take_back` and say where each request that they held goes on, placed already.
+
+        Raises ValueError, and changes nothing, when they hold requests and every other engine is fenced.
+        """
+        names = [name for name in dict.fromkeys(engines) if name in self._engines]
+        n_held = sum(self.held(name) for name in names)
+        if n_held and not set(self.open_engines()).difference(names):
+            raise ValueError(f"no engine is open beside {', '.join(names)}, which hold {n_held} requests")
+        held: dict[Request, int] = {}
+        for name in names:
+            self._engines[name].released = True
+            held |= self._emptied(self._engines[name])
+        moved = {
+            request: self.place(request, held[request]) for request in sorted(held, key=lambda r: -held[r])
+        }
+        return {request: engine for request, engine in moved.items() if engine is not None}
+
+    def take_back(self, engines: Iterable[str]) -> None:
+        """These engines were released and may get requests again."""
+        for name in engines:
+            if name in self._engines:
+                self._engines[name].released = False
+                self._push(name)
+
     def require(self, version: int) -> None:
         """Fence every engine whose weights are older than `version`."""
         self.required_version = version
@@ -72,6 +104,8 @@ class Router(Generic[Request]):
         entry = self._engines.get(engine)
         if entry is None or not entry.up:
             return "down"
+        if entry.released:
+            return "released to training"
         if entry.refused:
             return f"its weight update was refused: {entry.refused}"
         if self.required_version is not None and entry.version < self.required_version:

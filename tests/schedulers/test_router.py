@@ -11,16 +11,21 @@ from hypothesis import strategies as st
 from schedulers.router import Router
 
 
+def free_of(up: dict[str, int], fenced: set[str], required: int) -> list[str]:
+    return [n for n in up if n not in fenced and up[n] >= required]
+
+
 @given(st.integers(0, 2**32))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_it_agrees_with_a_plain_search_of_the_minimum_under_any_history(seed: int) -> None:
     random, router = Random(seed), Router[int]()
     engines: dict[str, dict[int, int]] = {}
     up: dict[str, int] = {}
     refused: set[str] = set()
+    released: set[str] = set()
     required = 0
     for request in range(60):
-        match random.randrange(7):
+        match random.randrange(9):
             case 0:
                 name = f"e{random.randrange(5)}"
                 up[name] = random.randint(0, 3)
@@ -45,9 +50,29 @@ def test_it_agrees_with_a_plain_search_of_the_minimum_under_any_history(seed: in
                 del engines[name][done]
                 assert router.done(done) == name
                 assert router.done(done) is None
+            case 5 if engines:
+                names = random.sample(sorted(engines), random.randint(1, len(engines)))
+                rest = [n for n in free_of(up, refused | released, required) if n not in names]
+                held = {r: n for name in names for r, n in engines[name].items()}
+                if held and not rest:
+                    with pytest.raises(ValueError, match="no engine is open"):
+                        router.release(names)
+                    continue
+                moved = router.release(names)
+                released |= set(names)
+                assert moved.keys() == held.keys()
+                for name in names:
+                    engines[name] = {}
+                for moving, name in moved.items():
+                    assert sum(engines[name].values()) == min(sum(engines[n].values()) for n in rest)
+                    engines[name][moving] = held[moving]
+            case 6 if released:
+                name = random.choice(sorted(released))
+                released.discard(name)
+                router.take_back([name])
             case _:
                 n_tokens = random.randint(1, 50)
-                free = [n for n in up if n not in refused and up[n] >= required]
+                free = free_of(up, refused | released, required)
                 assert router.open_engines() == sorted(free)
                 best = min(free, key=lambda n: (sum(engines[n].values()), len(engines[n]), n), default=None)
                 assert router.place(request, n_tokens) == best
@@ -95,3 +120,17 @@ def test_a_request_that_is_placed_cannot_be_placed_again() -> None:
         router.place("r", 1)
     assert router.engine_down("a") == ["r"]
     assert router.place("r", 1) is None
+
+
+def test_what_a_released_engine_held_goes_on_elsewhere_the_longest_first() -> None:
+    router = Router[str]()
+    for name in ("a", "b", "c"):
+        router.engine_up(name, 0)
+    for request, n_tokens in (("r0", 9), ("r1", 5), ("r2", 4), ("r3", 1)):
+        router.place(request, n_tokens)
+    assert router.load() == {"a": (1, 9), "b": (1, 5), "c": (2, 5)}
+    assert router.release(["c"]) == {"r2": "b", "r3": "a"}
+    assert router.fence("c") == "released to training"
+    assert router.place("r4", 1) == "b"
+    router.take_back(["c"])
+    assert router.place("r5", 1) == "c"
