@@ -31,7 +31,9 @@ def rollout_bound_s(
     costs, widest = engines[0].costs, engines[0].max_running
     longest = sorted(max(visit) for visit in kept)
     last_of_batch = longest[prompts_per_step - 1 :: prompts_per_step]
-    alone_s = sum(costs.decode_s(n, 1, prompt_tokens) + prompt_tokens * costs.prefill_token_s for n in last_of_batch)
+    alone_s = sum(
+        costs.decode_s(n, 1, prompt_tokens) + prompt_tokens * costs.prefill_token_s for n in last_of_batch
+    )
     work_s = sum(_work_s(costs, n, prompt_tokens, widest) for visit in kept for n in visit)
     return max(alone_s, work_s / len(engines))
 

@@ -96,6 +96,15 @@ class SimulatedEngine:
         """The requests that it holds, in the order in which they came."""
         return list(self._requests)
 
+    def remaining(self, t_s: float) -> list[tuple[int, int]]:
+        """Prompt tokens and tokens written by `t_s`, of each request that is not over."""
+        steps = self.costs.steps_to_reach(t_s - self._decode_from_s, len(self._running), self._context_tokens)
+        now = self._steps + min(steps, self._steps_planned)
+        return [
+            (r.prompt_tokens, r.generated + (now - r.admitted_at_step if r.running else 0))
+            for r in [*self._requests.values(), *(m for m in self._inbox if isinstance(m, Request))]
+        ]
+
     # --- messages ---------------------------------------------------------------------------------
 
     def submit(self, t_s: float, request: Request) -> None:

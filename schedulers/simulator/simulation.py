@@ -36,9 +36,11 @@ from schedulers.protocol import (
 from schedulers.simulator.engine import Boundary, Key, Request
 from schedulers.simulator.fleet import Fleet, Totals
 from schedulers.simulator.records import StepRecord, TracePoint
-from schedulers.simulator.rewards import RewardPools
-from schedulers.simulator.training import StreamedTraining, TrainingCosts
+from schedulers.simulator.rewards import RewardPools, Scoring
+from schedulers.simulator.streaming import Streaming
+from schedulers.simulator.training import TrainingCosts
 from schedulers.simulator.workload import Workload
+from schedulers.tensor_parallel_planner import TensorParallelPlanner
 
 
 class SimulationStopped(Exception):
@@ -58,14 +60,16 @@ class _Open:
     launched_tokens: int = 0
     lengths: dict[SampleId, int] = field(default_factory=dict)
     wasted: int = 0
-    to_score: list[tuple[Key, int]] = field(default_factory=list)
-    streamed: StreamedTraining | None = None
     released_s: float | None = None
 
 
 class Simulation:
-    """`rewards_after_rollout` holds all responses back until the last is generated, as systems without
-    asynchronous rewards do."""
+    """Options beside the scheduler:
+
+    `rewards_after_rollout` scores a batch once it is cut, as systems without asynchronous rewards do; the scheduler
+    then takes every response for scored as soon as it is generated. With `streaming` complete prompts are trained
+    during the rollout. With a `planner` the engines' degree follows it, and a switch takes `switch_s`.
+    """
 
     def __init__(
         self,
@@ -76,7 +80,11 @@ class Simulation:
         training: TrainingCosts,
         *,
         prompts_per_step: int,
+        samples_per_prompt: int,
         rewards_after_rollout: bool = False,
+        streaming: Streaming | None = None,
+        planner: TensorParallelPlanner | None = None,
+        switch_s: float = 0.0,
         seed: int = 0,
         trace_resolution_s: float | None = None,
     ) -> None:
@@ -85,14 +93,18 @@ class Simulation:
         self.records: list[StepRecord] = []
         self.trace: list[TracePoint] = []
         self.n_events = 0
-        self._prompts_per_step = prompts_per_step
+        self._streaming = streaming
+        self._planner, self._switch_s = planner, switch_s
+        self._prompts_per_step, self._samples_per_prompt = prompts_per_step, samples_per_prompt
         self._rewards_after_rollout = rewards_after_rollout
         self._resolution_s = trace_resolution_s
         self._random = Random(seed)
         self._now_s = 0.0
-        self._scores: list[tuple[float, int, Key]] = []
+        self._scores: list[tuple[float, int, Key, Scoring]] = []
         self._n_scores = 0
         self._open = _Open(-1, 0.0)
+        if streaming is not None:
+            streaming.engines_are(fleet.engines)
         self._attempts: dict[SampleId, int] = {}
 
     def run(self, steps: int) -> list[StepRecord]:
@@ -107,6 +119,9 @@ class Simulation:
         self.fleet.limit_tokens = self.workload.longest_tokens
         before, wanted = self.fleet.totals(), self.scheduler.prompts_wanted()
         self._open = _Open(number, self._now_s)
+        if self._streaming is not None:
+            n_responses = self._prompts_per_step * self._samples_per_prompt
+            self._streaming.begin(n_responses, self.workload.longest_tokens)
         self._offer(wanted, starts_step=True)
         while self._open.cut is None:
             self._next()
@@ -116,7 +131,19 @@ class Simulation:
         self._now_s = record.ends_s
         self.fleet.bring_back()
         self._tell([WeightsPublished(self._now_s, number + 1), BatchTrained(self._now_s, number + 1)])
+        self._plan_next(record)
         return record
+
+    def _plan_next(self, record: StepRecord) -> None:
+        if self._planner is None:
+            return
+        wanted = self._planner.round_ended(record.kind, record.preemptions, record.rollout_s)
+        if wanted is not None:
+            self.fleet.reshape(wanted.degree)
+            if self._streaming is not None:
+                self._streaming.engines_are(self.fleet.engines)
+            self._now_s += self._switch_s
+            self._planner.switched(self._switch_s)
 
     # --- what happens -----------------------------------------------------------------------------
 
@@ -128,9 +155,22 @@ class Simulation:
                 raise SimulationStopped(f"step {self._open.number}: nothing can happen and no batch is cut")
             self._boundary(self.fleet.wake())
             return
-        self._now_s, _, (sample, attempt) = heappop(self._scores)
-        accuracy = self.workload.task(sample.visit.prompt_id).accuracy
-        self._tell([Scored(self._now_s, sample, attempt, float(self._random.random() < accuracy))])
+        self._now_s, _, (sample, attempt), scoring = heappop(self._scores)
+        task = self.workload.task(sample.visit.prompt_id)
+        correct = not scoring.killed and self._random.random() < task.accuracy
+        if correct:
+            self.rewards.correct(task.domain, task.prompt_id, scoring)
+        self._tell([Scored(self._now_s, sample, attempt, float(correct))])
+        if self._streaming is not None and self._attempts.get(sample) == attempt and self._open.cut is None:
+            n_tokens = self._open.lengths[sample]
+            self._streaming.scored(self._now_s, sample, n_tokens, task.prompt_tokens)
+            self._release(self._streaming)
+
+    def _release(self, streaming: Streaming) -> None:
+        action = streaming.decide(self._now_s, self.fleet.engines)
+        if action is not None:
+            streaming.released(self._now_s, self.fleet.release(self._now_s, action.engines))
+            self._open.released_s = self._now_s
 
     def _boundary(self, boundary: Boundary) -> None:
         t_s, step = boundary.t_s, self._open
@@ -142,26 +182,30 @@ class Simulation:
             events.append(Generated(t_s, sample, attempt, request.length, finish))
             step.wasted += step.lengths.get(sample, 0)  # of an earlier attempt
             step.lengths[sample] = request.length
-            if self._rewards_after_rollout:
-                step.to_score.append((request.key, request.length))
-            else:
-                self._hand_in(request.key, request.length)
+            if self._streaming is not None:
+                self._streaming.trigger.generated(request.length)
+            self._hand_in(request.key, request.length)
         for request in boundary.removed:
             step.wasted += request.generated
+            if self._streaming is not None:
+                self._streaming.trigger.aborted(request.generated)
             events.append(Aborted(t_s, *request.key, request.generated))
         if self.fleet.busy_devices == 0:
             step.idle_s = t_s
-            for key, n_tokens in step.to_score:
-                self._hand_in(key, n_tokens)
-            step.to_score.clear()
         self._note(t_s)
         if events:
             self._tell(events)
 
     def _hand_in(self, key: Key, n_tokens: int) -> None:
-        domain = self.workload.task(key[0].visit.prompt_id).domain
+        scoring = Scoring(self._now_s, 0.0, killed=False)
+        if not self._rewards_after_rollout:
+            scoring = self._score(self._now_s, key[0], n_tokens)
         self._n_scores += 1
-        heappush(self._scores, (self.rewards.score(self._now_s, domain, n_tokens), self._n_scores, key))
+        heappush(self._scores, (scoring.ready_s, self._n_scores, key, scoring))
+
+    def _score(self, t_s: float, sample: SampleId, n_tokens: int) -> Scoring:
+        task = self.workload.task(sample.visit.prompt_id)
+        return self.rewards.score(t_s, task.domain, task.prompt_id, n_tokens)
 
     # --- events in, actions out -------------------------------------------------------------------
 
@@ -214,7 +258,11 @@ class Simulation:
         prompts = sum(self.workload.task(s.visit.prompt_id).prompt_tokens for s in samples)
         wasted = step.wasted + sum(step.lengths.values()) - trained
         ready_s = max(step.cut_s, step.idle_s)
-        streamed = step.streamed.tokens_done(ready_s) if step.streamed is not None else 0.0
+        if self._rewards_after_rollout:
+            ready_s = max(
+                self._score(step.idle_s, sample, step.lengths[sample]).ready_s for sample in samples
+            )
+        streamed = self._streaming.tokens_done(ready_s) if self._streaming is not None else 0.0
         left = trained + prompts - streamed
         train_s = self.training.batch_s(left, self.fleet.devices) + self.training.fixed_s
         self._note(ready_s, training=self.fleet.devices)
@@ -247,6 +295,8 @@ class Simulation:
         """A point of the trace, not more than one in `trace_resolution_s` unless devices change hands."""
         if self._resolution_s is None:
             return
+        if self._streaming is not None and training == 0 and self.fleet.busy_devices:
+            training = self._streaming.devices
         point = TracePoint(t_s, self.fleet.busy_devices, training, self.fleet.n_running)
         last = self.trace[-1] if self.trace else None
         if (

@@ -49,7 +49,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Ramp:
-    """Response limits that grow: `per_step` more tokens each step, up to `last_tokens`."""
+    """Lengths that grow: the limit by `per_step` tokens each step, up to `last_tokens`, and all lengths with it."""
 
     per_step: int
     last_tokens: int
@@ -100,9 +100,10 @@ class Workload:
         random = self._random(task.prompt_id, 1 + visit.number, attempt)
         sigma = mix.sigma * math.sqrt(1 - mix.prompt_share)
         longest, lengths = self.longest_tokens, []
+        log_tokens = task.log_tokens + math.log(longest / mix.longest_tokens)
         for _ in range(count):
             is_long, place = random.random() < task.long_share, random.random()
-            ordinary = math.exp(task.log_tokens + sigma * random.gauss(0.0, 1.0))
+            ordinary = math.exp(log_tokens + sigma * random.gauss(0.0, 1.0))
             tokens = longest * (1 + place) / 2 if is_long else min(ordinary, longest)
             lengths.append(max(1, math.ceil(tokens)))
         return lengths

@@ -44,6 +44,7 @@ def a_simulation(
         RewardPools(REWARDS, seed),
         TrainingCosts(1e-4, 0.5, 0.1),
         prompts_per_step=prompts,
+        samples_per_prompt=scheduler.samples_per_prompt,
         rewards_after_rollout=rewards_after_rollout,
         seed=seed,
     )
