@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from envs import addition, letter_a, sort_letters, two_digit_addition
+from envs import addition, letter_a, reverse_letters, sort_letters
 from envs.task import ScoredView
 from roll_ray.sample import Prompt
 
@@ -92,21 +92,23 @@ def test_a_prompt_without_reference_is_invalid_not_wrong() -> None:
     assert not addition.reward(view(prompt, "7")).valid
 
 
-def test_two_digit_addition_holds_400_pairs_out_and_rewards_the_exact_sum() -> None:
-    heldout, train = two_digit_addition.heldout_prompts(), two_digit_addition.training_prompts(seed=1)
-    assert (len(heldout), len(train)) == (400, 7700)
+def test_reverse_letters_holds_400_prompts_out_and_rewards_the_exact_answer() -> None:
+    heldout, train = reverse_letters.heldout_prompts(), reverse_letters.training_prompts(3_000, seed=1)
+    assert (len({p.id for p in heldout}), len({p.id for p in train})) == (400, 3_000)
     assert not {p.id for p in heldout} & {p.id for p in train}
-    assert two_digit_addition.training_prompts(seed=2) != train
-    for prompt in [*heldout, *train[:100]]:
-        a, b = (prompt.text or "").rstrip("=").split("+")
-        assert prompt.reference == str(int(a) + int(b))
-    prompt = Prompt(id="p", text="47+85=", reference="132")
-    assert two_digit_addition.reward(view(prompt, "132")).value == 1.0
+    assert reverse_letters.training_prompts(50, seed=2) != reverse_letters.training_prompts(50, seed=1)
+    for prompt in [*heldout, *train]:
+        letters = (prompt.text or "").removesuffix("<")
+        assert 4 <= len(letters) <= 8
+        assert prompt.reference == letters[::-1]
+    prompt = Prompt(id="p", text="fbca<", reference="acbf")
+    assert reverse_letters.reward(view(prompt, "acbf")).value == 1.0
     for text, finish, reason in [
-        ("131", "stop", "131 is not 132"),
-        ("", "stop", "no number: ''"),
-        ("132.", "stop", "no number: '132.'"),
-        ("132", "length", "did not end after the answer"),
+        ("acfb", "stop", "wrong from letter 3 on: 'acfb'"),
+        ("acb", "stop", "wrong from letter 4 on: 'acb'"),
+        ("acbff", "stop", "wrong from letter 5 on: 'acbff'"),
+        ("", "stop", "wrong from letter 1 on: ''"),
+        ("acbf", "length", "did not end after the answer"),
     ]:
-        reward = two_digit_addition.reward(view(prompt, text, finish))
+        reward = reverse_letters.reward(view(prompt, text, finish))
         assert (reward.value, reward.reason) == (0.0, reason)

@@ -37,8 +37,8 @@ def test_the_mix_refuses_data_that_it_would_pass_over(tmp_path: Path) -> None:
 
 
 def test_the_weights_of_the_mix_name_its_domains() -> None:
-    from envs import sort_letters, two_digit_addition
+    from envs import reverse_letters, sort_letters
 
     recipe = importlib.import_module("recipes.rlvr_mixed")
     weights = load_settings(recipe.Settings, []).domain_weights
-    assert set(weights) == {sort_letters.DOMAIN, two_digit_addition.DOMAIN}
+    assert set(weights) == {sort_letters.DOMAIN, reverse_letters.DOMAIN}
