@@ -1,8 +1,8 @@
 """Two tasks at once, each with its own reward: GRPO on a mix of domains.
 
-The demo's tiny Qwen3, warmed up on both tasks, learns to sort letters and to reverse them. Half of the prompts of a step
-are of each domain (`domain_weights`), a prompt's domain picks its reward worker, and reward, accuracy
-and lengths are told of each: `reward_mean/sort_letters`, `heldout_accuracy/reverse_letters`.
+The demo's tiny Qwen3, warmed up on both tasks, learns to sort letters and to reverse them. Half of the prompts of a
+step are of each domain (`domain_weights`), a prompt's domain picks its reward worker, and reward, accuracy and
+lengths are told of each: `reward_mean/sort_letters`, `heldout_accuracy/reverse_letters`.
 """
 
 from __future__ import annotations
