@@ -11,21 +11,25 @@ after another, is used by one thread at a time, and ends with the thread that st
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import json
 import logging
 import os
 import subprocess
+import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import IO, Any
+from typing import Any
 
 from envs.sandbox_filter import system_call_filter
 from envs.sandbox_inside.wire import STDERR, STDOUT, VERDICT, PeerGone, receive_frame, send_frame
+from envs.sandbox_process import kill_tree, killed_after, number_of, reads_to_end, unnamed_file
 from envs.sandbox_walls import (
     SCRATCH,
     bare_command,
@@ -92,6 +96,15 @@ class Outcome:
     verdict: str | None = None
 
 
+_all: weakref.WeakSet[Sandbox] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for sandbox in list(_all):
+        sandbox.close()
+
+
 class Sandbox:
     """A sandbox that starts with the first program, and again after one that broke a limit."""
 
@@ -105,6 +118,7 @@ class Sandbox:
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._owner = 0
+        _all.add(self)
 
     def run(self, program: str, stdin: str = "", *, timeout_s: float | None = None) -> Outcome:
         """Run a program as a script. Raises `SandboxError` if no sandbox can be started."""
@@ -118,19 +132,16 @@ class Sandbox:
         limit_s = self._limits.timeout_s if timeout_s is None else timeout_s
         process = self._running() or self._start()
         header = json.dumps({"timeout_s": limit_s, "with_tests": with_tests}).encode()
-        watchdog = threading.Timer(limit_s + _GRACE_S, process.kill)
-        watchdog.start()
         started_s = time.monotonic()
         try:
-            with contextlib.suppress(PeerGone):  # it broke a limit before it had read everything: it answers
-                for frame in (header, *frames):
-                    send_frame(_fd(process.stdin), frame)
-            outcome = _receive_outcome(_fd(process.stdout))
+            with killed_after(limit_s + _GRACE_S, process):
+                with contextlib.suppress(PeerGone):  # it broke a limit before it had read all: it answers
+                    for frame in (header, *frames):
+                        send_frame(number_of(process.stdin), frame)
+                outcome = _receive_outcome(number_of(process.stdout))
         except (PeerGone, ValueError):
-            late = time.monotonic() - started_s > limit_s
-            outcome = Outcome(time.monotonic() - started_s, "time-out" if late else "ended", spent=True)
-        finally:
-            watchdog.cancel()
+            seconds = time.monotonic() - started_s
+            outcome = Outcome(seconds, "time-out" if seconds > limit_s else "ended", spent=True)
         if outcome.spent:
             self.close()
         return outcome
@@ -148,8 +159,6 @@ class Sandbox:
             folder = self._folder.name
         process = self._process = self._popen(folder)
         self._owner = os.getpid()
-        watchdog = threading.Timer(_START_LIMIT_S, process.kill)
-        watchdog.start()
         job = {
             "limits": asdict(self._limits),
             "packages": self._seen_packages,
@@ -157,15 +166,14 @@ class Sandbox:
             "isolated": self._isolation != "none",
         }
         try:
-            receive_frame(_fd(process.stdout))
-            send_frame(_fd(process.stdin), json.dumps(job).encode())
+            with killed_after(_START_LIMIT_S, process):
+                receive_frame(number_of(process.stdout))
+                send_frame(number_of(process.stdin), json.dumps(job).encode())
         except (PeerGone, ValueError):
-            process.kill()
+            kill_tree(process.pid)
             said = process.stderr.read().decode("utf-8", "replace").strip() if process.stderr else ""
             self.close()
             raise SandboxError(said or "it ended without a word") from None
-        finally:
-            watchdog.cancel()
         return process
 
     def _popen(self, folder: str) -> subprocess.Popen[bytes]:
@@ -176,7 +184,7 @@ class Sandbox:
             return subprocess.Popen(
                 command, **pipes, cwd=folder, env={"HOME": folder}, start_new_session=True
             )
-        with _as_file(system_call_filter()) as rules:
+        with unnamed_file(system_call_filter()) as rules:
             command = walled_command(self._limits.scratch_bytes, self._packages, rules.fileno())
             return subprocess.Popen(
                 command, **pipes, cwd="/", pass_fds=[rules.fileno()], start_new_session=True
@@ -188,12 +196,14 @@ class Sandbox:
         folder, self._folder = self._folder, None
         mine = self._owner == os.getpid()
         if process is not None:
+            pipes = [pipe for pipe in (process.stdin, process.stdout, process.stderr) if pipe is not None]
+            pipes[0].close()  # the supervisor ends when it hears that
             if mine:
-                process.kill()
+                if not reads_to_end(pipes[1].fileno(), _GRACE_S):
+                    kill_tree(process.pid)
                 process.wait()
-            for pipe in (process.stdin, process.stdout, process.stderr):
-                if pipe is not None:
-                    pipe.close()
+            for pipe in pipes:
+                pipe.close()
         if folder is not None and mine:
             folder.cleanup()
 
@@ -204,7 +214,8 @@ class Sandbox:
         self.close()
 
     def __del__(self) -> None:
-        self.close()
+        if not sys.is_finalizing():  # all were closed before that
+            self.close()
 
 
 _kept = threading.local()
@@ -274,16 +285,3 @@ def _require_start() -> None:
             ) from None
     if outcome.breach or outcome.status != 0:
         raise RollRayError("an empty program fails in the sandbox for code rewards", why=str(outcome))
-
-
-def _fd(pipe: IO[bytes] | None) -> int:
-    assert pipe is not None
-    return pipe.fileno()
-
-
-def _as_file(content: bytes) -> IO[bytes]:
-    file = open(os.memfd_create("filter"), "wb+")  # noqa: SIM115 - the caller closes it
-    file.write(content)
-    file.flush()
-    file.seek(0)
-    return file

@@ -2,7 +2,8 @@
 
 As process 1 it cannot be killed or stopped from inside, and being undumpable it cannot be traced or looked into,
 though programs run under the same user. All that a program started is dead, and its folder empty, before the next
-one begins. After a broken limit, or where the folder cannot be emptied, it says that it is spent, and ends.
+one begins. After a broken limit, or where the folder cannot be emptied, it says that it is spent, and ends;
+it also ends, in the middle of a case too, when whoever holds the other end of its requests is gone.
 
 Programs are forked from here, so they get a copy of this memory. Therefore it never holds a program, an input, an
 output or a test: each process reads its own from the outside.
@@ -34,7 +35,7 @@ from envs.sandbox_inside.wire import READY, SEEN, VERDICT, PeerGone, receive_fra
 
 REQUESTS_FD, ANSWERS_FD = 0, 1
 _LOOK_EVERY_S = 0.01
-_PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
 
 
 def main() -> None:
@@ -121,6 +122,9 @@ class Case:
         stdin = candidate.file_with(given, folder)
         candidate.take_streams(stdin, *self.streams.child_ends, None if calls is None else calls.fileno())
         os.setsid()
+        _prctl(
+            _PR_SET_PDEATHSIG, signal.SIGKILL
+        )  # without walls nothing else ends it if this process is killed
         _prctl(_PR_SET_DUMPABLE, 1)  # so that its memory can be measured; it knows no secret
         signal.signal(signal.SIGINT, signal.default_int_handler)
         self._limit()
@@ -147,14 +151,17 @@ class Case:
         """Hear the program until the awaited process ended (nothing) or a limit is broken (its name)."""
         poller, ended = select.poll(), os.pidfd_open(awaited)
         poller.register(ended, select.POLLIN)
+        poller.register(REQUESTS_FD, 0)  # only to hear that it was hung up
         self.streams.register(poller)
         breach, look_again_s = "", 0.0
         while awaited not in self.statuses and not breach:
-            for fd, _ in poller.poll(_LOOK_EVERY_S * 1000):
+            for fd, events in poller.poll(_LOOK_EVERY_S * 1000):
+                if fd == REQUESTS_FD and events & select.POLLHUP:
+                    breach = "abandoned"
                 self.streams.handle(fd, poller)
             now_s = time.monotonic()
             if now_s >= look_again_s:
-                breach, look_again_s = self.watch.breach(), now_s + _LOOK_EVERY_S
+                breach, look_again_s = breach or self.watch.breach(), now_s + _LOOK_EVERY_S
             if self.streams.over:
                 breach = "output"
             if now_s > deadline_s:

@@ -5,7 +5,12 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+import signal
+import subprocess
+import sys
 import threading
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -43,12 +48,24 @@ def test_packages_are_seen_only_where_an_option_names_their_folder(tmp_path: Pat
 @needs_bubblewrap
 def test_threads_and_pickled_copies_get_the_same_verdicts_and_leave_nothing(verifier: CodeVerifier) -> None:
     copy = pickle.loads(pickle.dumps(verifier))
-    before = (children(), threading.active_count(), len(os.listdir("/proc/self/fd")))
+    before = held()
     with ThreadPoolExecutor(3) as pool:
         programs = ["print(7)", "print(8)", "1/0"] * 5
         values = list(pool.map(lambda program: copy(view(program, tests=[SUM])).value, programs))
     assert values == [1.0, 0.0, 0.0] * 5
-    assert (children(), threading.active_count(), len(os.listdir("/proc/self/fd"))) == before
+    wait_until(lambda: held() == before)  # a thread's sandbox goes just after the thread
+
+
+def held() -> tuple[set[int], int, int]:
+    """Processes, threads and open files of this process."""
+    return children(), threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 10
+    while not true():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
 
 
 def children() -> set[int]:
@@ -65,6 +82,63 @@ def test_a_sandbox_that_died_between_two_programs_is_made_anew() -> None:
         assert box._process is not None
         box._process.kill()
         box._process.wait()
+        assert box.run("print(7)").stdout == "7\n"
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize("moment", ["between two programs", "within a program"])
+def test_a_sandbox_ends_when_its_owner_is_killed(moment: str, tmp_path: Path) -> None:
+    program = (
+        "import time; print('started', flush=True); time.sleep(60)" if moment == "within a program" else ""
+    )
+    script = tmp_path / "owner.py"
+    script.write_text(
+        "import time\nfrom envs.sandbox import Limits, Sandbox\nbox = Sandbox(Limits())\n"
+        f"box.run('')\nprint(box._process.pid, flush=True)\nbox.run({program!r})\ntime.sleep(60)"
+    )
+    owner = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    pids = tree(int(owner.stdout.readline()))
+    time.sleep(0.5)  # the second program has begun
+    owner.kill()
+    owner.wait()
+    owner.stdout.close()
+    wait_until(lambda: not any(map(alive, pids)))
+
+
+def tree(pid: int) -> list[int]:
+    below = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *(found for child in below for found in tree(int(child)))]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@needs_bubblewrap
+def test_closing_a_sandbox_waits_for_the_end_of_all_that_is_in_it() -> None:
+    box = Sandbox(Limits())
+    box.run("")
+    assert box._process is not None
+    pids = tree(box._process.pid)
+    assert len(pids) >= 2
+    box.close()
+    assert not any(map(alive, pids))
+
+
+@needs_bubblewrap
+def test_a_supervisor_that_does_not_answer_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "_GRACE_S", 0.2)
+    with Sandbox(Limits()) as box:
+        box.run("")
+        assert box._process is not None
+        pids = tree(box._process.pid)
+        os.kill(pids[-1], signal.SIGSTOP)
+        assert box.run("", timeout_s=0.2).breach == "time-out"
+        assert not any(map(alive, pids))
         assert box.run("print(7)").stdout == "7\n"
 
 
