@@ -1,22 +1,24 @@
-"""What a judge of sorted letters is taught: `fbca>abcf?` is answered `abcf 10/10`, and `fbca>abfc?` `abcf 0/10`.
+"""What a judge of sorted letters is taught: to look letter by letter, and to score last.
 
-The judge writes the right answer first and the score of the one that it was shown after it: comparing two strings is
-all that is left to learn then.
+`fbca>abcf?` is judged `aa=bb=cc=ff= 10/10`, and `fbca>abfc?` is judged `aa=bb=cf. 0/10`: the right letter, the one that
+was given, whether they are equal; the first difference ends it. A tiny model learns this in a few hundred steps, and
+does not learn to give the score alone in as many.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 
 from envs.judge import JudgeReward
-from envs.sort_letters import ALPHABET, answer_to
+from envs.sort_letters import ALPHABET, MAX_LETTERS, answer_to
 from roll_ray.sample import Prompt
 
 DOMAIN = "sort_letters_judge"
 TEMPLATE = "{question}{answer}?"
-MAX_JUDGEMENT_TOKENS = 16
-"""Letters, a space, a score and the end token, with a tokenizer of one token a character."""
+MAX_JUDGEMENT_TOKENS = 3 * (MAX_LETTERS + 1) + 8
+"""Three for each letter, then a space, a score and the end token, with a tokenizer of one token a character."""
 
 
 def judge_reward() -> JudgeReward:
@@ -36,10 +38,10 @@ def judgements(questions: Sequence[Prompt], seed: int) -> list[Prompt]:
 
 def judgement(question: Prompt, answer: str) -> Prompt:
     """What the judge is shown of an answer, and as reference what it should write."""
-    right = question.reference or ""
-    score = "10/10" if answer == right else "0/10"
     text = TEMPLATE.format(question=question.shown(), answer=answer)
-    return Prompt(id=f"{DOMAIN}/{text}", text=text, domain=DOMAIN, reference=f"{right} {score}")
+    looked = _letter_by_letter(question.reference or "", answer)
+    score = "10/10" if answer == question.reference else "0/10"
+    return Prompt(id=f"{DOMAIN}/{text}", text=text, domain=DOMAIN, reference=f"{looked} {score}")
 
 
 def wrong_answer(question: Prompt, rng: random.Random) -> str:
@@ -50,6 +52,15 @@ def wrong_answer(question: Prompt, rng: random.Random) -> str:
         answer = _faulty(letters, right, rng)
         if answer != right:
             return answer
+
+
+def _letter_by_letter(right: str, answer: str) -> str:
+    looked = ""
+    for ours, given in itertools.zip_longest(right, answer, fillvalue="-"):
+        looked += ours + given + ("=" if ours == given else ".")
+        if ours != given:
+            break
+    return looked
 
 
 def _faulty(letters: str, right: str, rng: random.Random) -> str:

@@ -20,7 +20,7 @@ class Settings(grpo_qwen.Settings):
     """The demo's values, with a judge on the first device."""
 
     judge: JudgeSettings = Field(
-        default_factory=lambda: JudgeSettings(model=MADE_JUDGE, max_new_tokens=16),
+        default_factory=lambda: JudgeSettings(model=MADE_JUDGE, max_new_tokens=32),
         description="The judge; `made` as its model: the tiny one of `recipes/judge_warmup.py`.",
     )
 

@@ -5,6 +5,7 @@ import random
 from envs import sort_letters, sorted_judge
 from envs.judge_score import parse_score
 from envs.task import ScoredView
+from roll_ray.sample import Prompt
 
 
 def test_the_score_to_learn_is_the_true_reward_and_stands_after_the_right_answer():
@@ -17,9 +18,22 @@ def test_the_score_to_learn_is_the_true_reward_and_stands_after_the_right_answer
         answer = example.text.removeprefix(question.text).removesuffix("?")
         score = parse_score(example.reference)
         assert score == sort_letters.reward(ScoredView(question, answer)).value
-        assert example.reference.split(" ")[0] == question.reference
         scores.append(score)
     assert 0.4 < sum(scores) / len(scores) < 0.6
+
+
+def test_a_judgement_looks_letter_by_letter_and_ends_at_the_first_difference():
+    question = Prompt("q", text="fbca>", reference="abcf")
+    for answer, judged in [
+        ("abcf", "aa=bb=cc=ff= 10/10"),
+        ("abfc", "aa=bb=cf. 0/10"),
+        ("abc", "aa=bb=cc=f-. 0/10"),
+        ("abcff", "aa=bb=cc=ff=-f. 0/10"),
+        ("", "a-. 0/10"),
+    ]:
+        assert sorted_judge.judgement(question, answer).reference == judged
+    longest = sorted_judge.judgement(Prompt("q", text="aaaaaaa>", reference="a" * 7), "a" * 7).reference
+    assert len(longest) + 1 <= sorted_judge.MAX_JUDGEMENT_TOKENS
 
 
 def test_faulty_answers_are_of_every_kind_and_never_right():
