@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from roll_ray.sample import Prompt, Reward
 from schedulers.protocol import SampleId, Visit
@@ -105,9 +105,8 @@ class Environment(Protocol):
         """Take the policy's response."""
 
 
-@runtime_checkable
 class ClosableEnvironment(Protocol):
-    """An environment that holds something, a process or a connection, which has to be let go."""
+    """What an environment has as well if it holds something, a process or a connection, which has to be let go."""
 
     async def close(self) -> None:
         """Called once when the episode is over, however it ended. It must not raise."""

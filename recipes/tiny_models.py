@@ -55,7 +55,7 @@ def make_character_qwen3(
     )
 
 
-def character_tokenizer(characters: Sequence[str]) -> PreTrainedTokenizerFast:
+def character_tokenizer(characters: Sequence[str], context: int = 128) -> PreTrainedTokenizerFast:
     """One token a character: pad 0, eos 1, unknown 2, then `characters` in their order. Adds no special token."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -70,7 +70,7 @@ def character_tokenizer(characters: Sequence[str]) -> PreTrainedTokenizerFast:
         eos_token=EOS,
         unk_token=UNKNOWN,
         clean_up_tokenization_spaces=False,
-        model_max_length=128,
+        model_max_length=context,
     )
 
 
@@ -146,7 +146,7 @@ def _write_random_model(folder: Path, config: PreTrainedConfig, characters: str,
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(folder)
-    character_tokenizer(characters).save_pretrained(folder)
+    character_tokenizer(characters, config.max_position_embeddings).save_pretrained(folder)
 
 
 if __name__ == "__main__":

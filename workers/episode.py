@@ -11,7 +11,7 @@ import hashlib
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from envs.chat import Conversation
 from envs.task import ClosableEnvironment, Environment, Observation, StepResult, Tokenizer, Turn
@@ -99,8 +99,8 @@ async def play(
             f"tokens written; it waited for {episode.environment if episode.phase == 'environment' else 'an engine'}"
         ) from None
     finally:
-        if isinstance(environment, ClosableEnvironment):
-            await environment.close()
+        if hasattr(environment, "close"):  # a tenth of the time that isinstance takes with a protocol
+            await cast(ClosableEnvironment, environment).close()
 
 
 @dataclass(slots=True)
