@@ -25,8 +25,8 @@ from roll_ray.settings_io import load_settings
 class Settings(StrictModel):
     """What decides the judge; equal settings give equal judges."""
 
-    steps: int = Field(600, gt=0, description="Optimizer steps.")
-    examples_per_step: int = Field(48, gt=0, description="Judgements in the batch of one step.")
+    steps: int = Field(700, gt=0, description="Optimizer steps.")
+    examples_per_step: int = Field(64, gt=0, description="Judgements in the batch of one step.")
     learning_rate: float = Field(1e-3, gt=0, description="AdamW learning rate, after warm-up constant.")
     seed: int = Field(0, ge=0, description="Seeds new weights, questions and faults.")
 
