@@ -50,6 +50,9 @@ class Settings(RunSettings):
         description="Rollout engines.",
     )
 
+    def problems(self) -> list[str]:
+        return super().problems() + self.unread_data("write a recipe of your own (docs/environments.md)")
+
 
 def build(settings: Settings) -> Program:
     """The pipeline that these settings describe."""

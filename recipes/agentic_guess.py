@@ -31,7 +31,9 @@ class Settings(RunSettings):
     samples_per_prompt: int = Field(16, gt=0, description="R: episodes of each game.")
     max_steps: int = Field(1200, gt=0, description="Training steps of the run.")
     learning_rate: float = Field(1e-3, ge=0, description="AdamW learning rate.")
-    adv_estimator: EstimatorName = Field("lite_ppo", description="Group mean, batch standard deviation (2508.08221).")
+    adv_estimator: EstimatorName = Field(
+        "lite_ppo", description="Group mean, batch standard deviation (2508.08221)."
+    )
     entropy_coefficient: float = Field(0.003, ge=0, description="Weight of the policy's entropy.")
     max_prompt_tokens: int = Field(8, gt=0, description="Prompts longer than this are dropped and counted.")
     sampling: SamplingSettings = Field(
@@ -48,6 +50,9 @@ class Settings(RunSettings):
         description="Rollout engines.",
     )
     checkpoint_every_steps: int = Field(200, ge=0, description="Checkpoint interval; 0: only at the end.")
+
+    def problems(self) -> list[str]:
+        return super().problems() + self.unread_data("write a recipe of your own (docs/environments.md)")
 
 
 def build(settings: Settings) -> Program:

@@ -272,6 +272,15 @@ class RunSettings(AlgorithmSettings):
         on_gpu = {"cpu": False, "gpu": True, "auto": None}[self.devices.kind]
         return found + transfer_problems(self, on_gpu)
 
+    def unread_data(self, instead: str) -> list[str]:
+        """For `problems` of a recipe that makes its own prompts: data that it would pass over is refused."""
+        named = {"data": self.data, "evaluation.data": self.evaluation.data}
+        return [
+            f"{name}={source} would not be read, this recipe makes its own prompts: leave it out, or {instead}"
+            for name, source in named.items()
+            if source is not None
+        ]
+
     def plan_lines(self) -> list[str]:
         """What a recipe wants `roll-ray plan` to say beside the settings, a line each."""
         return []
