@@ -7,7 +7,6 @@ import re
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +15,21 @@ from envs.code import CaseResult, CodeVerifier
 from envs.sandbox import Limits
 from tests.envs.code_attacks import SCRIPTS, Attack
 from tests.envs.code_cheats import CHEATS
-from tests.envs.sandbox_needed import bubblewrap  # noqa: F401
+from tests.envs.sandbox_needed import bubblewrap, children  # noqa: F401
 
-pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("bubblewrap")]
+pytestmark = pytest.mark.usefixtures("bubblewrap")
+ALWAYS = {
+    "fork bomb",
+    "10 GB at once",
+    "1 GB of output",
+    "reads a key file by its path",
+    "calls a server of the host",
+    "writes to the root",
+    "a daemon that outlives it",
+    "exits for good when it is called",
+    "equals everything",
+}
+"""The attacks that a run without engines makes too: all of them take a while."""
 
 LIMITS = Limits(memory_bytes=96 << 20, processes=16, output_bytes=100_000, scratch_bytes=4 << 20, files=200)
 SECRET = "a-key-of-the-parent"
@@ -29,13 +40,6 @@ print(sorted(p for p in os.listdir('/proc') if p.isdigit() and int(p) != os.getp
 print(sorted(os.listdir('/scratch')))
 """
 NOTHING_LEFT = "['1']\n['solution.py']\n"
-
-
-def children() -> set[int]:
-    found: set[int] = set()
-    for task in Path("/proc/self/task").iterdir():
-        found |= set(map(int, (task / "children").read_text().split()))
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +99,12 @@ def assert_is_wrong(result: CaseResult, attack: Attack) -> None:
     assert result.seconds < attack.timeout_s + 1.0
 
 
-@pytest.mark.parametrize("attack", SCRIPTS, ids=lambda attack: attack.name)
+def each(attacks: list[Attack]) -> Any:
+    marks = {attack.name: [] if attack.name in ALWAYS else [pytest.mark.engine] for attack in attacks}
+    return [pytest.param(attack, id=attack.name, marks=marks[attack.name]) for attack in attacks]
+
+
+@pytest.mark.parametrize("attack", each(SCRIPTS))
 def test_an_attack_is_wrong_and_leaves_nothing(attack: Attack, run: Run, host: dict[str, Any]) -> None:
     result = run(attack.program.format(**host), attack.timeout_s, {"expected_stdout": "7\n"})
     assert_is_wrong(result, attack)
@@ -103,7 +112,7 @@ def test_an_attack_is_wrong_and_leaves_nothing(attack: Attack, run: Run, host: d
     assert host["key_file"].read_text() == SECRET
 
 
-@pytest.mark.parametrize("cheat", CHEATS, ids=lambda cheat: cheat.name)
+@pytest.mark.parametrize("cheat", each(CHEATS))
 def test_a_verdict_cannot_be_forged(cheat: Attack, run: Run) -> None:
     assert_is_wrong(run(cheat.program, cheat.timeout_s, "assert answer() == 7"), cheat)
     assert_nothing_is_left(run)

@@ -80,6 +80,7 @@ def test_a_humaneval_prompt_is_continued_or_answered(response: str, value: float
 
 
 @pytest.mark.engine
+@pytest.mark.timeout(900)  # on a busy machine: some 20 s of CPU time
 @pytest.mark.usefixtures("bubblewrap")
 @pytest.mark.parametrize(("prompts", "count"), [(humaneval_prompts, 164), (mbpp_prompts, 500)])
 def test_every_gold_solution_passes(prompts: Callable[[], list[Prompt]], count: int) -> None:

@@ -21,7 +21,7 @@ from envs.code import CodeVerifier
 from envs.sandbox import Limits, Sandbox, SandboxError
 from envs.sandbox_filter import system_call_filter
 from roll_ray.errors import RollRayError
-from tests.envs.sandbox_needed import bubblewrap  # noqa: F401
+from tests.envs.sandbox_needed import bubblewrap, children  # noqa: F401
 from tests.envs.test_code_verdicts import SUM, view
 
 needs_bubblewrap = pytest.mark.usefixtures("bubblewrap")
@@ -66,13 +66,6 @@ def wait_until(true: Callable[[], bool]) -> None:
     while not true():
         assert time.monotonic() < deadline_s
         time.sleep(0.05)
-
-
-def children() -> set[int]:
-    found: set[int] = set()
-    for task in Path("/proc/self/task").iterdir():
-        found |= set(map(int, (task / "children").read_text().split()))
-    return found
 
 
 @needs_bubblewrap
@@ -138,7 +131,7 @@ def test_a_supervisor_that_does_not_answer_is_killed(monkeypatch: pytest.MonkeyP
         pids = tree(box._process.pid)
         os.kill(pids[-1], signal.SIGSTOP)
         assert box.run("", timeout_s=0.2).breach == "time-out"
-        assert not any(map(alive, pids))
+        wait_until(lambda: not any(map(alive, pids)))
         assert box.run("print(7)").stdout == "7\n"
 
 
