@@ -12,6 +12,8 @@ from roll_ray.sample import Prompt
 from tests.live.runs import kill, leftovers, metrics_of, run_pipeline, settings_for, step_reached
 
 STEPS = 8
+ONE_DEVICE = ["devices.rollout=0", "devices.train=0", "judge.devices=0"]
+"""Policy, judge and trainer on a third of one device each."""
 
 
 def letters_that_the_judge_repeats(text, scale):
@@ -25,7 +27,7 @@ def trajectories_of(run_dir):
 
 @pytest.mark.engine
 def test_a_judge_that_is_killed_comes_back_and_every_reward_is_its_score(letter_model, tmp_path):
-    words = [f"judge.model={letter_model}", "judge.max_new_tokens=8", "judge.devices=1", f"max_steps={STEPS}"]
+    words = [*ONE_DEVICE, f"judge.model={letter_model}", "judge.max_new_tokens=8", f"max_steps={STEPS}"]
     settings = settings_for(letter_model, tmp_path / "judged", *words)
     reward = JudgeReward(template="judge {answer}:", parse=letters_that_the_judge_repeats)
     train = [Prompt(id=f"train-{i:02d}", text="say aaa: ", domain=JUDGED) for i in range(10)]
@@ -60,6 +62,7 @@ def test_two_steps_of_the_demo_with_the_tiny_judge_as_its_reward(tmp_path, monke
 
     judge = judge_warmup.judge_model(judge_warmup.Settings(steps=80))
     words = [
+        *ONE_DEVICE,
         f"judge.model={judge}",
         "max_steps=2",
         "prompts_per_step=4",
