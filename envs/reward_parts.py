@@ -20,7 +20,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from inspect import isawaitable
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -30,6 +30,18 @@ from roll_ray.algorithms.shaping import repeated_ngram_share, soft_overlong
 from roll_ray.sample import Reward
 
 AnyRewardFunction = RewardFunction | AsyncRewardFunction
+
+
+@runtime_checkable
+class LearningReward(Protocol):
+    """What a reward function has as well if it learns while it scores: it is kept in the checkpoint."""
+
+    def learnt(self) -> Mapping[str, Any]:
+        """Plain data (JSON types)."""
+
+    def learn(self, learnt: Mapping[str, Any]) -> None:
+        """Take in what this function, or its copy in another reward worker, had learnt."""
+
 
 THINK_ANSWER = (
     r"\s*<think>(?:(?!</?(?:think|answer)>).)*</think>\s*<answer>(?:(?!</?(?:think|answer)>).)*</answer>\s*"
@@ -64,6 +76,18 @@ class WeightedReward:
             for name, (weight, function) in self.parts.items()
         }
         return replace(self, parts=given)
+
+    def learnt(self) -> dict[str, Any]:
+        """What those of its parts that learn have learnt, by name."""
+        functions = {name: function for name, (_, function) in self.parts.items()}
+        return {name: f.learnt() for name, f in functions.items() if isinstance(f, LearningReward)}
+
+    def learn(self, learnt: Mapping[str, Any]) -> None:
+        """Hand on to each part what it had learnt."""
+        for name, what in learnt.items():
+            function = self.parts[name][1]
+            assert isinstance(function, LearningReward)
+            function.learn(what)
 
     def __call__(self, view: ScoredView) -> Any:
         """A `Reward`, or an awaitable of one: plain parts are computed at once, in the caller's thread."""

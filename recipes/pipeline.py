@@ -153,6 +153,7 @@ class Pipeline:
         live = LiveRollouts(
             manager=staff.manager,
             stores={store.name: store for store in staff.stores},
+            rewards=staff.rewards,
             prompts=prompt_stream(self.task.train, settings.seed, settings.domain_weights),
             objects=RayObjectStore(),
             mini_batches=k,

@@ -19,7 +19,7 @@ from roll_ray.errors import RollRayError, WorkerDiedError
 from roll_ray.parts import MiniBatch, Part, Share, share_out, split_by_visit
 from roll_ray.receipts import Cut, PromptsWanted, Receipt, Stopped
 from roll_ray.sample import Prompt
-from roll_ray.worker_protocols import ManagerWorker, StoreWorker
+from roll_ray.worker_protocols import LearningWorker, ManagerWorker, StoreWorker
 from schedulers.protocol import SampleId, Visit
 
 POLL_S = 5.0
@@ -58,6 +58,7 @@ class LiveRollouts:
 
     manager: Actor[ManagerWorker]
     stores: Mapping[str, Actor[StoreWorker]]
+    rewards: Sequence[Actor[LearningWorker]]
     prompts: PromptSource
     objects: ObjectStore
     mini_batches: int
@@ -103,10 +104,17 @@ class LiveRollouts:
 
     async def state(self) -> dict[str, Any]:
         manager = await _patient(self.manager, ManagerWorker.state)
-        return {"prompts": self.prompts.state(), "manager": manager}
+        rewards = await asyncio.gather(*(_patient(r, LearningWorker.learnt) for r in self.rewards))
+        return {
+            "prompts": self.prompts.state(),
+            "manager": manager,
+            "rewards": [learnt for learnt in rewards if learnt],
+        }
 
     async def restore(self, state: Mapping[str, Any]) -> None:
         self.prompts.restore(state["prompts"])
+        for learnt in state["rewards"]:
+            await asyncio.gather(*(_patient(r, LearningWorker.learn, learnt) for r in self.rewards))
         lacking = await _patient(self.manager, ManagerWorker.restore, state["manager"])
         if lacking:
             book = self.objects.put({v.prompt_id: self.prompts.prompt(v.prompt_id) for v in lacking})

@@ -103,6 +103,14 @@ class ManagerWorker(Protocol):
     async def restore(self, state: Mapping[str, Any]) -> Sequence[Visit]: ...
 
 
+class LearningWorker(Protocol):
+    """A reward worker, as far as checkpoints need it."""
+
+    def learnt(self) -> Mapping[str, Any]: ...
+
+    def learn(self, learnt: Mapping[str, Any]) -> None: ...
+
+
 class StoreWorker(Protocol):
     """A sample store."""
 

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from envs.reward_parts import AnyRewardFunction, checked
+from envs.reward_parts import AnyRewardFunction, LearningReward, checked
 from envs.task import ScoredView
 from roll_ray.sample import Reward
 from roll_ray.tracking.trajectories import example_text
@@ -64,6 +64,17 @@ class RewardWorker:
     def metrics(self) -> dict[str, float]:
         """Responses scored, how many of them invalid, seconds in functions, threads given up on."""
         return {**self._counters, "threads_abandoned": float(self._threads.abandoned)}
+
+    def learnt(self) -> dict[str, Any]:
+        """For the checkpoint: by domain, what its reward function has learnt, of those that learn."""
+        learnt = {d: f.learnt() for d, f in self._functions.items() if isinstance(f, LearningReward)}
+        return {domain: what for domain, what in learnt.items() if what}
+
+    def learn(self, learnt: Mapping[str, Any]) -> None:
+        """Take in what a worker had learnt, as far as its domains are scored here."""
+        for domain, function in self._functions.items():
+            if domain in learnt and isinstance(function, LearningReward):
+                function.learn(learnt[domain])
 
     def invalid_example(self) -> str:
         """The last response that got an invalid reward, whole, with the reason; empty when there was none."""

@@ -203,3 +203,26 @@ def test_the_last_invalid_reward_can_be_shown_whole() -> None:
     assert before == ""
     for shown in ("2 + 2", "four", "reference: 4", "invalid (ValueError: could not convert"):
         assert shown in after
+
+
+def test_what_a_reward_function_learns_goes_from_one_worker_into_another() -> None:
+    class Counting:
+        def __init__(self):
+            self.seen = 0
+
+        def __call__(self, view):
+            self.seen += 1
+            return 1.0
+
+        def learnt(self):
+            return {"seen": self.seen}
+
+        def learn(self, learnt):
+            self.seen = max(self.seen, learnt["seen"])
+
+    worker = RewardWorker({"maths": Counting, "plain": lambda: lambda view: 0.0})
+    asyncio.run(worker.score_many([view(), view()]))
+    assert worker.learnt() == {"maths": {"seen": 2}}
+    other = RewardWorker({"maths": Counting})
+    other.learn({**worker.learnt(), "elsewhere": {"seen": 9}})
+    assert other.learnt() == worker.learnt()
