@@ -1,6 +1,6 @@
 """An agent of many turns walks over FrozenLake: it reads a map, moves, reads the next one, up to twelve times.
 
-A tiny Qwen3 that has watched a walker who often errs (`lake_warmup`) says one of L, D, R, U a turn; the environment
+A tiny Qwen3 that has watched some walks (`lake_warmup`) says one of L, D, R, U a turn; the environment
 answers with the map and the walker on it, and the reward is 1 at the goal. Walks come by the same places again
 and again, so advantages compare turns that were played from the same map and place (GiGPO, 2505.10978).
 """
@@ -60,10 +60,11 @@ def build(settings: Settings) -> Program:
     from recipes import lake_warmup
     from recipes.pipeline import Pipeline
     from recipes.task import Task
+    from recipes.taught_models import taught_model
 
     compact = settings.model == WARMED_UP
     if compact:
-        made = lake_warmup.warmed_up(lake_warmup.Settings(seed=settings.seed))
+        made = taught_model(lake_warmup.Settings(seed=settings.seed), "lake_warmup")
         settings = settings.model_copy(update={"model": str(made)})
     train = training_prompts(settings.maps, settings.seed, slippery=settings.slippery, compact=compact)
     heldout = heldout_prompts(slippery=settings.slippery, compact=compact)

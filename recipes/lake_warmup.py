@@ -1,83 +1,111 @@
-"""Makes the model that `agentic_frozenlake` starts from: a tiny Qwen3 that watched a walker who often errs.
+"""Makes the model that `agentic_frozenlake` starts from: a tiny Qwen3 that has watched some walks over the ice.
 
     python recipes/lake_warmup.py
 
-It learns what a move is and a little of what a map says, from whole walks: each row is all that was seen and done so
-far, answered by the next move. No map of the held-out ones is among them.
+The walker knows the way and often strays. What the model learns is what a move is and a little of what a map says: each
+walk is one trajectory, as an agent's is, with the moves as the policy's tokens. No held-out map is among them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import random
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from recipes.made_models import made_once
 from recipes.running import guarded
-from roll_ray.sample import Prompt
+from roll_ray.home import models_dir
+from roll_ray.sample import Prompt, Reward, Role, Sample, SamplingDistribution, TrajectoryBuilder
 from roll_ray.settings import StrictModel
 from roll_ray.settings_io import load_settings
+from schedulers.protocol import SampleId, Visit
+
+if TYPE_CHECKING:
+    from envs.task import Tokenizer
+    from roll_ray.batch import Batch
 
 CONTEXT = 256
-"""Tokens: 12 moves of the 4 x 4 lake, each with the map before it, are 216."""
+"""Tokens: 12 moves on the 4 x 4 lake, each after a map, are 216."""
 
 
 class Settings(StrictModel):
     """What decides the model; equal settings give equal models."""
 
-    walks: int = Field(1500, gt=0, description="Maps, each walked over once.")
-    skill: float = Field(
-        0.5, ge=0, le=1, description="Share of moves along a shortest path; others are random."
+    steps: int = Field(100, gt=0, description="Optimizer steps.")
+    examples_per_step: int = Field(
+        32, gt=0, description="Walks in the batch of one step, each over another map."
     )
-    steps: int = Field(150, gt=0, description="Optimizer steps.")
-    examples_per_step: int = Field(48, gt=0, description="Moves in the batch of one step.")
+    skill: float = Field(0.8, ge=0, le=1, description="Share of moves along a shortest path; others are any.")
+    learning_rate: float = Field(3e-3, gt=0, description="AdamW learning rate, after warm-up constant.")
+    warmup_steps: int = Field(10, ge=0, description="Linear warm-up over so many steps.")
+    tokens_per_device: int = Field(8192, gt=0, description="At most so many tokens in one micro-batch.")
     seed: int = Field(0, ge=0, description="Seeds new weights, maps and moves.")
 
+    def record(self) -> dict[str, Any]:
+        """What a made model is recognised by."""
+        return {"recipe": "lake_warmup", **self.model_dump(mode="json")}
 
-def warmed_up(settings: Settings) -> Path:
-    """The folder of the model, made on first use."""
-    from envs.frozen_lake import COMPACT_CHARACTERS, training_prompts
-    from recipes import sft_warmup
-    from recipes.taught_models import examples_file, taught_model
-    from recipes.tiny_models import make_character_qwen3
-    from roll_ray.home import models_dir
-
-    new = make_character_qwen3(
-        models_dir() / f"lake-new-{settings.seed}",
-        COMPACT_CHARACTERS,
-        settings.seed,
-        layers=3,
-        context=CONTEXT,
-    )
-    maps = training_prompts(settings.walks, settings.seed, compact=True)
-    name = f"lake-walks-{settings.walks}-{settings.skill}-{settings.seed}"
-    file = examples_file(name, list(moves(maps, settings.skill, settings.seed)))
-    told = settings.model_dump(include={"steps", "examples_per_step", "seed"})
-    return taught_model(sft_warmup.Settings(model=str(new), data=str(file), **told))
+    def folder(self) -> Path:
+        words = json.dumps(self.record(), sort_keys=True).encode()
+        return models_dir() / f"lake-{hashlib.blake2b(words, digest_size=4).hexdigest()}"
 
 
-def moves(maps: Sequence[Prompt], skill: float, seed: int) -> Iterator[Prompt]:
-    """A prompt for each move of a walk over each map: what was seen and done before, and the move as the answer."""
+def warm_up(settings: Settings) -> Path:
+    """The folder of the model; made now unless it is there with the same settings."""
+
+    def fill(folder: Path) -> None:
+        from envs.frozen_lake import COMPACT_CHARACTERS
+        from recipes.sft import teach
+        from recipes.tiny_models import make_character_qwen3
+        from workers.tokenizer import load_tokenizer
+
+        with tempfile.TemporaryDirectory() as scratch:
+            new = Path(scratch) / "new"
+            make_character_qwen3(new, COMPACT_CHARACTERS, settings.seed, layers=3, context=CONTEXT)
+            teach(settings, str(new), folder, batches(settings, load_tokenizer(str(new))))
+
+    return made_once(settings.folder(), settings.record(), fill)
+
+
+def batches(settings: Settings, tokenizer: Tokenizer) -> Iterator[Batch]:
+    """One for each step."""
+    from envs.frozen_lake import training_prompts
+    from roll_ray.batch import Batch
+
+    n, rng = settings.examples_per_step, random.Random(settings.seed)
+    maps = training_prompts(settings.steps * n, settings.seed, compact=True)
+    for begin in range(0, len(maps), n):
+        yield Batch.of([walk(one, settings.skill, rng, tokenizer) for one in maps[begin : begin + n]])
+
+
+def walk(one: Prompt, skill: float, rng: random.Random, tokenizer: Tokenizer) -> Sample:
+    """A walk over one map as if the policy had taken it."""
     from envs.frozen_lake import FrozenLake, demonstrated_move
     from envs.scripted import play_scripted, text_of
 
-    rng = random.Random(seed)
-    for one in maps:
-        walk = asyncio.run(
-            play_scripted(FrozenLake(), one, lambda seen: demonstrated_move(text_of(seen), rng, skill))
-        )
-        so_far = ""
-        for i, (seen, move) in enumerate(zip(walk.observations_N, walk.responses_N, strict=True)):
-            so_far += text_of(seen)
-            yield Prompt(f"{one.id}/{i}", text=so_far, domain=one.domain, reference=move)
-            so_far += move
+    def move(seen: Any) -> str:
+        return demonstrated_move(text_of(seen), rng, skill)
+
+    walked, tokens = asyncio.run(play_scripted(FrozenLake(), one, move)), TrajectoryBuilder()
+    for seen, moved in zip(walked.observations_N, walked.responses_N, strict=True):
+        role = Role.ENVIRONMENT if len(tokens.tokens) else Role.PROMPT
+        tokens.append_given(tokenizer.encode(text_of(seen)), role)
+        letters = tokenizer.encode(moved)
+        tokens.append_policy(letters, [0.0] * len(letters), [0] * len(letters))
+    own: dict[str, Any] = {"attempt": 0, "finish_reason": "stop", "sampling": SamplingDistribution()}
+    return Sample(id=SampleId(Visit(one.id, 0), 0), reward=Reward(1.0, "given"), **own, **tokens.arrays())
 
 
 def main(words: Sequence[str]) -> int:
-    print(warmed_up(load_settings(Settings, words)))  # type: ignore[type-var]
+    print(warm_up(load_settings(Settings, words)))  # type: ignore[type-var]
     return 0
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,17 +37,22 @@ from workers.tokenizer import ModelTokenizer, load_tokenizer
 PLAIN_LINE_EVERY_STEPS = 20
 
 
-class SftSettings(Protocol):
-    """What the loop wants to know (`recipes.sft_warmup.Settings`)."""
+class LoopSettings(Protocol):
+    """What the loop wants to know."""
 
-    data: str | None
     steps: int
     examples_per_step: int
     learning_rate: float
     warmup_steps: int
-    max_prompt_tokens: int
     tokens_per_device: int
     seed: int
+
+
+class SftSettings(LoopSettings, Protocol):
+    """And what the data wants to know (`recipes.sft_warmup.Settings`)."""
+
+    data: str | None
+    max_prompt_tokens: int
 
 
 def train(settings: SftSettings, model: str, folder: Path) -> dict[str, Any]:
@@ -56,21 +62,9 @@ def train(settings: SftSettings, model: str, folder: Path) -> dict[str, Any]:
     held-out greedy accuracy (None for data of one's own).
     """
     started_s = time.monotonic()
-    disable_progress_bar()  # of loading: what takes long here is shown below
     check_model_folder(model)
     tokenizer = load_tokenizer(model)
-    stream = PromptStream(_examples(settings, tokenizer), settings.seed)
-    join_alone()
-    try:
-        backend = FSDP2Backend(
-            model, _optimizer(settings), tokens_per_device=settings.tokens_per_device, seed=settings.seed
-        )
-        with deterministic_torch():
-            loss = _last_shown(_losses(settings, backend, stream, tokenizer), settings.steps)
-        tensors = {name: tensor.clone() for name, tensor in backend.named_tensors()}
-        save_hf_folder(model, backend.config, tensors, str(folder))
-    finally:
-        leave()
+    loss = teach(settings, model, folder, _batches(settings, tokenizer))
     accuracy = None
     if settings.data is None:
         accuracy = greedy_accuracy(
@@ -82,7 +76,24 @@ def train(settings: SftSettings, model: str, folder: Path) -> dict[str, Any]:
     return {"loss": loss, "heldout_accuracy": accuracy, "seconds": round(time.monotonic() - started_s, 2)}
 
 
-def _optimizer(settings: SftSettings) -> OptimizerSettings:
+def teach(settings: LoopSettings, model: str, folder: Path, batches: Iterator[Batch]) -> float:
+    """Train `model` on policy tokens of the next `steps` batches as they stand, write it to `folder`; the last loss."""
+    disable_progress_bar()  # of loading: what takes long here is shown below
+    join_alone()
+    try:
+        backend = FSDP2Backend(
+            model, _optimizer(settings), tokens_per_device=settings.tokens_per_device, seed=settings.seed
+        )
+        with deterministic_torch():
+            loss = _last_shown(_losses(backend, itertools.islice(batches, settings.steps)), settings.steps)
+        tensors = {name: tensor.clone() for name, tensor in backend.named_tensors()}
+        save_hf_folder(model, backend.config, tensors, str(folder))
+    finally:
+        leave()
+    return loss
+
+
+def _optimizer(settings: LoopSettings) -> OptimizerSettings:
     return OptimizerSettings(
         learning_rate=settings.learning_rate,
         warmup_steps=settings.warmup_steps,
@@ -103,17 +114,21 @@ def _examples(settings: SftSettings, tokenizer: ModelTokenizer) -> list[Prompt]:
     return loaded.prompts
 
 
-def _losses(
-    settings: SftSettings, backend: FSDP2Backend, stream: PromptStream, tokenizer: ModelTokenizer
-) -> Iterator[float]:
-    """Train, a step each time the next loss (mean over tokens, before the update) is asked for."""
-    loss = build_loss(LossSettings(name="sft"))
+def _batches(settings: SftSettings, tokenizer: ModelTokenizer) -> Iterator[Batch]:
+    """Without end."""
     end = tokenizer.end_token_ids()
     if not end:
         raise RollRayError("the tokenizer has no end token, and an answer could not be taught to end")
-    for _ in range(settings.steps):
+    stream = PromptStream(_examples(settings, tokenizer), settings.seed)
+    while True:
         drawn = stream.draw(settings.examples_per_step)
-        batch = Batch.of([_sample(visit, prompt, tokenizer, end[0]) for visit, prompt in drawn])
+        yield Batch.of([_sample(visit, prompt, tokenizer, end[0]) for visit, prompt in drawn])
+
+
+def _losses(backend: FSDP2Backend, batches: Iterable[Batch]) -> Iterator[float]:
+    """Train, a step each time the next loss (mean over tokens, before the update) is asked for."""
+    loss = build_loss(LossSettings(name="sft"))
+    for batch in batches:
         sums = backend.accumulate(batch, loss)
         tokens = denominator("token_mean", batch.policy_tokens_B)
         backend.step(tokens)

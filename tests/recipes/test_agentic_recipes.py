@@ -3,17 +3,20 @@ is warmed up."""
 
 from __future__ import annotations
 
-import itertools
+import random
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from envs.frozen_lake import GOAL, HOLE, Lake, heldout_prompts, training_prompts
-from recipes import agentic_frozenlake, agentic_guess
-from recipes.lake_warmup import CONTEXT, moves
+from envs.frozen_lake import COMPACT_ASK, GOAL, HOLE, Lake, heldout_prompts, training_prompts
+from recipes import agentic_frozenlake, agentic_guess, lake_warmup
+from recipes.lake_warmup import CONTEXT, walk
 from roll_ray.errors import SettingsError
+from roll_ray.sample import Role
 from roll_ray.settings import RunSettings
 from roll_ray.settings_io import read_settings
 
@@ -45,26 +48,50 @@ def test_data_that_would_not_be_read_is_refused(settings_class: type[RunSettings
         read_settings(settings_class, ["data=answers.jsonl"])
 
 
-def test_a_walk_is_taught_move_by_move_with_all_that_was_seen_before() -> None:
+class Letters:
+    """One token a character: its code."""
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(letter) for letter in text]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return "".join(map(chr, token_ids))
+
+    def render_chat(self, messages: Any) -> str:
+        raise AssertionError("there is no chat")
+
+    apply_chat_template = render_chat  # type: ignore[assignment]
+
+
+def test_a_taught_walk_is_the_agents_trajectory_of_a_shortest_path() -> None:
     (one,) = training_prompts(1, seed=3, compact=True)
-    rows = list(moves([one], skill=1.0, seed=0))
-    lake, start = Lake.read(one.text or "")
-    assert len(rows) == lake.distances()[start], "a shortest path"
-    assert rows[0].text == one.text
-    for before, after in itertools.pairwise(rows):
-        assert (after.text or "").startswith((before.text or "") + (before.reference or "?"))
-    walker = start
-    for row in rows:
-        assert Lake.read(row.text or "") == (lake, walker)
-        walker = lake.after(walker, row.reference or "")
+    sample = walk(one, 1.0, random.Random(0), Letters())
+    lake, walker = Lake.read(one.text or "")
+    moves = Letters().decode(sample.tokens_T[sample.roles_T == Role.POLICY].tolist())
+    assert len(moves) == lake.distances()[walker]
+    seen = one.text or ""
+    expected, roles = seen, [Role.PROMPT] * len(seen)
+    for i, move in enumerate(moves):
+        walker = lake.after(walker, move)
         assert lake.cell(walker) != HOLE
+        shown = lake.view(walker).replace("\n", "") + COMPACT_ASK if i < len(moves) - 1 else ""
+        expected += move + shown
+        roles += [Role.POLICY] + [Role.ENVIRONMENT] * len(shown)
     assert lake.cell(walker) == GOAL
+    assert Letters().decode(sample.tokens_T.tolist()) == expected
+    assert sample.roles_T.tolist() == roles
 
 
 def test_the_context_holds_the_longest_walk_and_no_held_out_map_is_walked_over() -> None:
-    maps = training_prompts(200, seed=0, compact=True)
-    rows = list(moves(maps, skill=0.0, seed=1))
-    assert max(len(row.text or "") for row in rows) < CONTEXT
-    held = {prompt.text for prompt in heldout_prompts(compact=True)}
+    settings = lake_warmup.Settings(steps=4, examples_per_step=50, skill=0.0)
+    taught = list(lake_warmup.batches(settings, Letters()))
+    assert [len(batch) for batch in taught] == [50] * 4
+    assert max(int(batch.lengths_B.max()) for batch in taught) < CONTEXT
+    held = {prompt.id for prompt in heldout_prompts(compact=True)}
     assert len(held) == 256
-    assert held.isdisjoint(row.text for row in rows)
+    assert held.isdisjoint(visit.prompt_id for batch in taught for visit in batch.visits)
+    shown = {prompt.text for prompt in heldout_prompts(compact=True)}
+    texts = [
+        Letters().decode(b.tokens_T[b.token_span(i)][:17].tolist()) for b in taught for i in range(len(b))
+    ]
+    assert shown.isdisjoint(texts)
