@@ -109,6 +109,12 @@ def _stderr_into(file: IO[str]) -> Iterator[None]:
         os.close(kept)
 
 
+def _simulate(options: argparse.Namespace) -> int:
+    from recipes.simulate import simulate
+
+    return simulate(options.words)
+
+
 def _recipe_of(record: RunRecord) -> Path:
     """The file the run was started from; for one that is gone (a Ray job's copy), ours of that name."""
     file = Path(record.recipe_file)
@@ -153,6 +159,13 @@ def _parser() -> argparse.ArgumentParser:
     for sub in with_words:
         sub.add_argument("words", nargs="*", metavar="name=value", help="settings, or @file.yaml")
     command("report", _report, "Write report.html into the folder of a run.", run_dir)
+    sub = command("simulate", _simulate, "Rollout schedulers in virtual time, on any number of devices.")
+    sub.add_argument(
+        "words",
+        nargs="*",
+        metavar="name=value",
+        help="settings; or an experiment: paper, sensitivity, scaling, planner, beyond, fit",
+    )
     command("selfcheck", _selfcheck, "Check engine and trainer on this machine (some minutes).")
     return parser
 

@@ -59,7 +59,15 @@ class Staff:
 
     def everybody(self) -> list[RayActor[Any]]:
         others = [] if self.manager is None else [self.manager]
-        return [*self.trainers, *self.engines, *self.runners, *self.stores, *self.rewards, *self.judges, *others]  # type: ignore[list-item]
+        return [
+            *self.trainers,
+            *self.engines,
+            *self.runners,
+            *self.stores,
+            *self.rewards,
+            *self.judges,
+            *others,
+        ]  # type: ignore[list-item]
 
     def listen(self, say: Callable[[str], None]) -> None:
         """Who is told when a worker dies or comes back."""

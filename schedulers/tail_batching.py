@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -90,8 +90,13 @@ class TailBatching(StepScheduler):
     def _begin_short(self, event: PromptsOffered, actions: list[Action]) -> None:
         self._counters["short_rounds"] += 1
         self._step.launched = self._responses_launched
-        offered = Counter(event.domains)
-        n = len(event.visits)
+        self._divide(event.domains)
+        for visit, domain in zip(event.visits, event.domains, strict=True):
+            self._open_or_defer(visit, domain, domain, actions)
+
+    def _divide(self, domains: Sequence[str]) -> None:
+        """The places of a round that launches more prompts than it trains, among the domains of those prompts."""
+        offered, n = Counter(domains), len(domains)
         owed = {
             d: offered[d] * self.prompts_per_step + self._carried.get(d, 0)
             for d in {*offered, *self._carried}
@@ -99,8 +104,6 @@ class TailBatching(StepScheduler):
         quotas = shared_out(self.prompts_per_step, owed, n, offered)
         self._carried = {d: owed[d] - quotas[d] * n for d in sorted(owed) if owed[d] != quotas[d] * n}
         self._places = {d: _Places(quotas[d], offered[d] if quotas[d] else 0) for d in offered}
-        for visit, domain in zip(event.visits, event.domains, strict=True):
-            self._open_or_defer(visit, domain, domain, actions)
 
     def _begin_long(self, actions: list[Action]) -> None:
         self._counters["long_rounds"] += 1

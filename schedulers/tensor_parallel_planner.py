@@ -11,7 +11,7 @@ last made, if that is not longer ago than the horizon: 1 - seconds after / secon
 Otherwise it is what the paper measured: doubling under preemptions 25 %, halving without 9 % (Fig 6, short and long
 rounds). So a switch that did harm is not repeated at once, and its memory fades as lengths change.
 
-Invariant. The degree stays between 1 and a node's devices and changes by a factor of 2, at most once a round, and
+Invariant. The degree stays between `lowest_degree` (at which the model fits) and a node's devices and changes by a factor of 2, at most once a round, and
 only on one of the two conditions. Equal rounds give equal decisions.
 """
 
@@ -37,12 +37,14 @@ class TensorParallelPlanner:
         degree: int = 1,
         switch_cost_s: float = 0.0,
         horizon_rounds: int = 20,
+        lowest_degree: int = 1,
     ) -> None:
-        if not 1 <= degree <= devices_per_node or degree & (degree - 1):
+        if not lowest_degree <= degree <= devices_per_node or degree & (degree - 1):
             raise ValueError(
-                f"degree={degree} is not a power of 2 up to the {devices_per_node} devices of a node"
+                f"degree={degree} is not a power of 2 from {lowest_degree} to the {devices_per_node} devices of a node"
             )
         self.devices_per_node, self.horizon_rounds = devices_per_node, horizon_rounds
+        self.lowest_degree = lowest_degree
         self.degree, self.switch_cost_s = degree, switch_cost_s
         self._round = 0
         self._quiet = 0
@@ -68,7 +70,7 @@ class TensorParallelPlanner:
     def _wanted(self, before: int, preemptions: int) -> int:
         if rose(before, preemptions):
             return 2 * self.degree if 2 * self.degree <= self.devices_per_node else self.degree
-        return max(self.degree // 2, 1) if self._quiet >= QUIET_ROUNDS else self.degree
+        return max(self.degree // 2, self.lowest_degree) if self._quiet >= QUIET_ROUNDS else self.degree
 
     def switched(self, cost_s: float) -> None:
         """The last switch was carried out and took so long that nothing else went on."""

@@ -83,6 +83,17 @@ class Setup:
 
         return build
 
+    def _lowest_degree(self) -> int:
+        """The smallest at which the model fits a device."""
+        build, degree = self.engines(), self.tensor_parallel
+        while degree % 2 == 0:
+            try:
+                build(degree // 2)
+            except ValueError:
+                break
+            degree //= 2
+        return degree
+
     def training(self) -> TrainingCosts:
         return TrainingCosts.of(
             MODELS[self.model],
@@ -122,7 +133,10 @@ class Setup:
         """`scheduler` makes one from prompts a step and samples a prompt. `elastic`: the tensor-parallel planner
         chooses the degree, beginning with that of the set-up."""
         planner = TensorParallelPlanner(
-            HARDWARE[self.hardware].devices_per_node, self.tensor_parallel, self.switch_s
+            HARDWARE[self.hardware].devices_per_node,
+            self.tensor_parallel,
+            self.switch_s,
+            lowest_degree=self._lowest_degree(),
         )
         return Simulation(
             scheduler(self.prompts_per_step, self.samples_per_prompt),

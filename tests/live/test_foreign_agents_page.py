@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,10 +13,11 @@ import numpy as np
 import pytest
 
 from recipes.recipe_files import load_recipe
-from recipes.tiny_models import PRINTABLE_CHARACTERS, character_tokenizer
+from recipes.tiny_models import make_tiny_qwen3
 from roll_ray.recording import load_batch
 from roll_ray.sample import Role
 from workers.proxy_calls import MODEL, RefusedError, chat_call
+from workers.tokenizer import ModelTokenizer, load_tokenizer
 
 PAGE = (Path(__file__).parents[2] / "docs" / "foreign_agents.md").read_text()
 TEMPLATE = (
@@ -35,10 +35,9 @@ def recipe(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def chat_model(letter_model: Path, tmp_path: Path) -> Path:
-    """The untrained tiny model, with a chat template."""
-    folder = tmp_path / "chat"
-    shutil.copytree(letter_model, folder)
+def chat_model(tmp_path: Path) -> Path:
+    """The demo's untrained model, with a chat template."""
+    folder = make_tiny_qwen3(tmp_path / "chat")
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     return folder
 
@@ -103,18 +102,18 @@ def test_the_agent_of_the_page_plays_in_a_run_and_its_calls_are_trained_on(
     rows = [row for row in map(json.loads, lines) if row["reward_mean"] is not None]
     assert [row["step"] for row in rows] == [1, 2]
     assert all(row["logprob_difference_max"] < 1e-3 for row in rows)
+    tokenizer = load_tokenizer(str(chat_model))
     files = sorted((recipe.parent / "recorded").glob("step-*/*.npz"))
-    assert sum(played(file) for file in files) == 2 * 4 * 4
+    assert sum(played(file, tokenizer) for file in files) == 2 * 4 * 4
 
 
-def played(file: Path) -> int:
+def played(file: Path, tokenizer: ModelTokenizer) -> int:
     """How many episodes a recorded file holds, all of them of one to four answers with the agent's words between."""
-    tokenizer = character_tokenizer(PRINTABLE_CHARACTERS)
     batch = load_batch(file)
     for begin, end in zip(batch.offsets[:-1], batch.offsets[1:], strict=True):
         tokens, roles = batch.tokens_T[begin:end], batch.roles_T[begin:end]
         assert tokenizer.decode(tokens[roles == Role.PROMPT]) == "guess my number, 0 to 9.>"
-        given = tokenizer.decode(tokens[roles == Role.ENVIRONMENT], skip_special_tokens=True)
+        given = tokenizer.decode(tokens[roles == Role.ENVIRONMENT])
         assert re.fullmatch(r"((say a digit|higher|lower)\.>)*", given), given
         n_answers = int((np.diff(roles == Role.POLICY, prepend=False) > 0).sum())
         assert n_answers <= 4

@@ -119,3 +119,12 @@ def test_the_cost_is_the_one_last_measured() -> None:
 def test_a_degree_that_no_node_has_is_refused() -> None:
     with pytest.raises(ValueError, match="degree=3"):
         TensorParallelPlanner(8, degree=3)
+
+
+def test_the_degree_does_not_fall_below_that_at_which_the_model_fits() -> None:
+    planner = TensorParallelPlanner(8, degree=2, lowest_degree=2)
+    assert [planner.round_ended("short", 0, 100.0) for _ in range(3 * QUIET_ROUNDS)] == [
+        None
+    ] * 3 * QUIET_ROUNDS
+    with pytest.raises(ValueError, match="from 2 to the 8 devices"):
+        TensorParallelPlanner(8, degree=1, lowest_degree=2)
