@@ -11,8 +11,8 @@ last made, if that is not longer ago than the horizon: 1 - seconds after / secon
 Otherwise it is what the paper measured: doubling under preemptions 25 %, halving without 9 % (Fig 6, short and long
 rounds). So a switch that did harm is not repeated at once, and its memory fades as lengths change.
 
-Invariant. The degree stays between `lowest_degree` (at which the model fits) and a node's devices and changes by a factor of 2, at most once a round, and
-only on one of the two conditions. Equal rounds give equal decisions.
+Invariant. The degree stays between `lowest_degree` (at which the model fits) and a node's devices and changes by a
+factor of 2, at most once a round, and only on one of the two conditions. Equal rounds give equal decisions.
 """
 
 from __future__ import annotations
