@@ -58,13 +58,21 @@ class LengthSettings(StrictModel):
 
 
 class EngineSettings(StrictModel):
-    """Costs of an engine that were measured, in seconds: a step, each running request, each token of context."""
+    """Costs of an engine that were measured, in seconds, in place of those that the profiles give."""
 
-    base_s: float = Field(gt=0, description="A decoding step of its own.")
+    base_s: float | None = Field(
+        None, gt=0, description="A decoding step of its own; with it the others count."
+    )
     request_s: float = Field(0.0, ge=0, description="More for each running request.")
     context_token_s: float = Field(0.0, ge=0, description="More for each token of context.")
     prefill_token_s: float = Field(0.0, ge=0, description="Each token of a prompt.")
-    kv_tokens: int = Field(gt=0, description="Tokens that the KV cache holds.")
+    kv_tokens: int = Field(1_000_000, gt=0, description="Tokens that the KV cache holds.")
+
+    def measured(self) -> MeasuredEngine | None:
+        if self.base_s is None:
+            return None
+        costs = StepCosts(self.base_s, self.request_s, self.context_token_s, self.prefill_token_s)
+        return MeasuredEngine(costs, self.kv_tokens)
 
 
 class SimulationSettings(StrictModel):
@@ -76,7 +84,7 @@ class SimulationSettings(StrictModel):
     hardware: str = Field("H800", description=f"One of {', '.join(HARDWARE)}.")
     devices: int = Field(32, gt=0, description="Devices, which hold rollout and training in turns.")
     tensor_parallel: int = Field(2, gt=0, description="Devices of an engine.")
-    engine: EngineSettings | None = Field(None, description="Measured costs in place of the profile's.")
+    engine: EngineSettings = Field(default_factory=EngineSettings)
     max_running: int = Field(256, gt=0, description="Requests that an engine runs at once.")
     prompts_per_step: int = Field(128, gt=0, description="Prompts of a batch.")
     samples_per_prompt: int = Field(8, gt=0, description="Responses of each prompt.")
@@ -105,11 +113,6 @@ class SimulationSettings(StrictModel):
     out: Path = Field(Path("simulation"), description="Folder for table, timeline and plot.")
 
     def setup(self) -> Setup:
-        engine = self.engine
-        measured = None
-        if engine is not None:
-            costs = StepCosts(engine.base_s, engine.request_s, engine.context_token_s, engine.prefill_token_s)
-            measured = MeasuredEngine(costs, engine.kv_tokens)
         fitted = simulate_paper.FITTED.setup(Setup())
         return Setup(
             model=_known("model", self.model, MODELS),
@@ -120,7 +123,7 @@ class SimulationSettings(StrictModel):
             samples_per_prompt=self.samples_per_prompt,
             lengths=LengthMix(**self.lengths.model_dump()),
             shares=fitted.shares,
-            measured=measured,
+            measured=self.engine.measured(),
             max_running=self.max_running,
             rewards=fitted.rewards,
             training_flops_share=self.training_flops_share,

@@ -28,8 +28,9 @@ from recipes.simulate_paper import (
 )
 from schedulers.simulator.records import mean
 
-LONG_SHARES, LONG_SPREADS = (0.025, 0.03, 0.035), (6.0, 9.0, 13.0)
-WORKERS, FIXED_S, FLOPS_SHARES = (32, 40, 50, 64), (30.0, 40.0, 50.0, 60.0), (0.1, 0.15, 0.25, 0.4)
+LONG_SHARES, LONG_SPREADS = (0.03, 0.035, 0.04), (6.0, 9.0, 13.0)
+WORKERS, FLOPS_SHARES = (24, 32, 40, 50), (0.1, 0.15, 0.25, 0.4)
+FIXED_S = (40.0, 50.0, 60.0, 70.0, 80.0, 100.0)
 _14B = 1
 
 

@@ -28,12 +28,12 @@ class Fitted:
     """The free parameters of the simulator: the share of long responses and how far they belong to prompts, what a step
     of a tensor-parallel engine takes beside its kernels, sandbox workers, and the two constants of training."""
 
-    long_share: float = 0.03
+    long_share: float = 0.035
     long_spread: float = 9.0
-    group_overhead_s: float = 5.5e-3
-    sandbox_workers: int = 40
-    training_fixed_s: float = 60.0
-    training_flops_share: float = 0.25
+    group_overhead_s: float = 5.2e-3
+    sandbox_workers: int = 32
+    training_fixed_s: float = 70.0
+    training_flops_share: float = 0.4
 
     def setup(self, base: Setup) -> Setup:
         rewards = default_rewards()
