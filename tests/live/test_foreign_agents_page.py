@@ -115,7 +115,7 @@ def played(file: Path, tokenizer: ModelTokenizer) -> int:
         assert tokenizer.decode(tokens[roles == Role.PROMPT]) == "guess my number, 0 to 9.>"
         given = tokenizer.decode(tokens[roles == Role.ENVIRONMENT])
         assert re.fullmatch(r"((say a digit|higher|lower)\.>)*", given), given
-        n_answers = int((np.diff(roles == Role.POLICY, prepend=False) > 0).sum())
+        n_answers = int((np.diff((roles == Role.POLICY).astype(int), prepend=0) == 1).sum())
         assert n_answers <= 4
         assert (batch.versions_T[begin:end][roles == Role.POLICY] >= 0).all()
     return len(batch.ids)
