@@ -82,7 +82,7 @@ RESOURCES = [
     Attack(
         "deep recursion",
         "import sys\nsys.setrecursionlimit(10**9)\nf = lambda n: [f(n + 1)]\nf(0)",
-        "memory|signal: Segmentation|time-out",
+        "memory|signal: Segmentation|time-out|exit status 1",  # no memory is left to say MemoryError with
         2.0,
     ),
     Attack(
