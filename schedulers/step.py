@@ -60,6 +60,10 @@ class Step:
         self.filtered += 1
         self.filtered_because = f"{visit.prompt_id} (visit {visit.number}) is filtered: {reason}"
 
+    def certain(self) -> set[Visit]:
+        """Visits that are complete, and so will be in the batch of the step, while none was cut in it."""
+        return set(self.visits.complete) if self.phase == "rollout" and not self.in_cut else set()
+
     def why_wanted(self) -> str:
         return self.reasons[-1] if self.reasons else self.filtered_because
 

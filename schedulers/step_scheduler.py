@@ -93,6 +93,11 @@ class StepScheduler:
         """The visit is complete and passed the filter."""
         self._cut_if_complete(actions)
 
+    @property
+    def open_step(self) -> Step:
+        """For who decides beside this scheduler; not to be changed."""
+        return self._step
+
     # --- events in, actions out --------------------------------------------------------------------
 
     def handle(self, events: Sequence[Event]) -> list[Action]:

@@ -161,10 +161,13 @@ class World:
 
     def lose(self) -> None:
         """A store dies: a scored sample's tokens are gone."""
-        sample = self.random.choice(sorted(self.good))
+        sample = self.random.choice(self.losable())
         attempt = self.good.pop(sample)
         self.cut = None
         self.tell(Failed(0.0, sample, attempt, "store lost"))
+
+    def losable(self) -> list[SampleId]:
+        return sorted(self.good)
 
     # -- what the scheduler said --
 
@@ -235,8 +238,11 @@ class World:
 
     def forget_ended(self) -> None:
         """A visit that is neither open in the scheduler nor deferred has ended."""
-        for visit in self.open - set(self.scheduler._step.visits.by_id):
+        for visit in self.open - self.open_in_scheduler():
             self.end(visit)
+
+    def open_in_scheduler(self) -> set[Visit]:
+        return set(self.scheduler._step.visits.by_id)
 
     def train(self) -> None:
         assert self.cut is not None
