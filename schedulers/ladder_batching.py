@@ -3,9 +3,8 @@
 RollPacker (2509.21009) sends every deferred prompt to a long round, which waits for its longest response. Most deferred
 prompts had bad luck once; few are long again. So here they first meet in a *middle* round: N = ceil(eta_prompts P) of
 them are launched with R responses each, the first P complete ones are the batch, and only what is deferred there too
-goes to a long round. With the same number of long rounds in P / (N - P) as often, eta_prompts can be larger; and since
-middle and long rounds launch no more responses than they train, eta_responses can be smaller, so that less is chosen
-among siblings: the batches hold longer responses than the paper's, at less time (docs/rollpacker.md; simulated).
+goes to a long round. So a long round is rarer, and eta_prompts can be larger. Middle and long rounds launch no more
+responses than they train, so less is chosen among siblings (docs/rollpacker.md has both rules side by side, simulated).
 
 Invariant. That of `TailBatching`; a visit is deferred at most twice. Each queue holds less than its round takes plus
 N - P. short : middle = N : (N - P), and middle : long = P : (N - P), in the long run.
@@ -24,7 +23,7 @@ Rung = Literal["short", "middle", "long"]
 
 
 class LadderBatching(TailBatching):
-    """`TailBatching` with two queues. The defaults are those that the simulator favours."""
+    """`TailBatching` with two queues. The defaults are those of the comparison."""
 
     COUNTERS = (*TailBatching.COUNTERS, "middle_rounds")
 
@@ -33,7 +32,7 @@ class LadderBatching(TailBatching):
         prompts_per_step: int,
         samples_per_prompt: int,
         eta_prompts: float = 1.5,
-        eta_responses: float = 1.125,
+        eta_responses: float = 1.25,
         max_attempts: int = 3,
         keep: VisitFilter | None = None,
     ) -> None:
